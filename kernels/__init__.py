@@ -1,0 +1,1 @@
+"""Triton and Gluon kernels, each beside its launcher."""

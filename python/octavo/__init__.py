@@ -1,0 +1,1 @@
+"""octavo: an LLM inference engine with a Rust control plane and a Python data plane."""

@@ -1,0 +1,1 @@
+//! Threads around `octavo-core`: queues in, outputs out.
