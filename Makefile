@@ -1,0 +1,66 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Each does all its set-up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+
+.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-engine test-gpu clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(VENV)/.deps: requirements-dev.lock
+	@command -v cargo >/dev/null || { echo "octavo builds with Rust: install it from https://rustup.rs, then run make again"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "octavo needs Python 3.11 or newer (set PYTHON=python3.x)"; exit 1; }
+	@echo "==> creating $(VENV) and installing the locked Python packages (about 3 GB with torch; 1 to 4 minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.deps $(RUST_SOURCES) pyproject.toml
+	@echo "==> building the Rust core and installing octavo into $(VENV) (1 to 3 minutes the first time)"
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop -q --release
+	@touch $@
+
+build: $(VENV)/.wheel  ## .venv/bin/python and .venv/bin/octavo
+
+demo: build  ## a chat answer, 32 requests sharing a prefix, the distance to this machine's limit
+	@$(BIN)/python -m octavo.benchmark.demo
+
+lint: $(VENV)/.deps  ## formatting, lints and types of both languages
+	cargo fmt --check
+	cargo clippy -q --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/mypy
+
+test-rust: $(VENV)/.deps
+ifdef NEXTEST
+	cargo nextest run --workspace --no-fail-fast --status-level slow
+else
+	cargo test -q --workspace
+endif
+
+test-python: build
+	$(BIN)/pytest -q -m "not slow and not gpu"
+
+test: lint test-rust test-python  ## everything CI runs (25 minutes at most after the build)
+
+test-long: build  ## soak, fuzz, statistics: the long forms of the proofs
+	PROPTEST_CASES=20000 cargo test -q --release -p octavo-core -p octavo-text
+	$(BIN)/pytest -q -m "slow and not gpu"
+
+test-gpu: build  ## the tests that need a CUDA device
+	$(BIN)/pytest -q -m gpu
+
+bench: bench-core bench-engine  ## every measured table of docs/ that needs no GPU
+
+bench-core:  ## criterion: scheduler and radix tree
+	cargo bench -p octavo-core
+
+bench-engine: build
+	$(BIN)/python -m benches.engine.run
+
+clean:  ## remove what the build made
+	rm -rf target $(VENV) .mypy_cache .ruff_cache .pytest_cache
