@@ -1,0 +1,1 @@
+"""The blocks of a decoder layer. They call the op set and import no tensor library."""

@@ -1,0 +1,222 @@
+"""The contract between the decoder and a device: what a step brings, and the operations that run it.
+
+`Tensor` is opaque to everyone above this layer: an op set makes tensors and an op set consumes them. Symbols: `T` tokens
+of a step, `R` rows, `D` hidden size, `H` query heads, `K` key/value heads, `d` head size, `B` block size, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Tensor: TypeAlias = Any
+Weight: TypeAlias = Any
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """How the tokens of one step map to rows and to the paged KV cache.
+
+    Row `r` owns the tokens `query_start_loc[r] : query_start_loc[r + 1]` of the step; they are the last ones of its
+    `seq_lens[r]` tokens, so token `i` of the row has position `seq_lens[r] - query_len + i`. Integer tensors are int32 or
+    int64. Rows that are padding have an empty query, `seq_lens` 0, and come last; the tokens after `query_start_loc[R]`
+    are padding too.
+    """
+
+    slot_mapping: Tensor
+    """`[T]` where the token's key and value go, `block_id * B + offset`; for padding a slot of the null block."""
+    query_start_loc: Tensor
+    """`[R + 1]` first token of each row."""
+    seq_lens: Tensor
+    """`[R]` tokens of the row after this step, its query included."""
+    block_table: Tensor
+    """`[R, max_blocks]` block ids; entries past `ceil(seq_lens / B)` may hold anything that is a valid block id."""
+    block_size: int
+    max_query_len: int
+    """An upper bound of the query lengths."""
+    max_seq_len: int
+    """An upper bound of `seq_lens`."""
+    num_decode_rows: int
+    """The first rows of the step, each with one new known token plus drafts; the other rows are prefills."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What the decoder needs for one step."""
+
+    input_ids: Tensor
+    """`[T]` token ids."""
+    positions: Tensor
+    """`[T]` position of each token in its sequence; 0 for padding."""
+    logits_indices: Tensor
+    """`[n]` tokens of the step whose hidden state is wanted, in the order wanted."""
+    attention: AttentionMetadata
+
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint, still on disk: a name, a shape, and the bytes in the file's own storage type.
+
+    `shape` is torch's order, outermost first; a linear weight is `[out, in]`. `storage` names the storage type in GGUF's
+    words: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1`, `Q8_0`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    storage: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as stored."""
+        ...
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """The stored bytes of rows `start:stop` of the outermost dimension, as `[stop - start, bytes per row]`."""
+        ...
+
+    def float32(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows `start:stop` dequantized, a fresh array."""
+        ...
+
+    def release(self) -> None:
+        """Tell the system that the pages are not needed any more, so that loading never holds two copies of a model."""
+        ...
+
+
+class OpSet(Protocol):
+    """The operations of one device. Weights are made once, by the first group; the others run in every step.
+
+    Contract of all step operations: inputs are not modified unless the text says so; results may be reused buffers that
+    stay valid until the step ends; nothing waits for the device. `x` is `[T, D]` in the op set's activation dtype, row
+    major.
+    """
+
+    name: str
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def vector(self, source: StoredTensor, offset: float = 0.0) -> Tensor:
+        """A vector such as a norm weight, plus `offset` (families whose norms multiply by `1 + w`)."""
+        ...
+
+    def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> Weight:
+        """A weight for `linear` from `parts`, each `[out_i, in]`, stacked along `out` in the given order.
+
+        Args:
+            parts: weights that read the same input (query, key and value; gate and up).
+            biases: none, or one `[out_i]` for each part.
+
+        Raises:
+            ValueError: a part whose `in` differs, or a storage type this op set cannot hold.
+        """
+        ...
+
+    def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Weight, Weight | None]:
+        """The table `[V, D]` for `embed` and, if `tied`, the same table as a weight for `logits`, sharing memory."""
+        ...
+
+    def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
+        """Cosines and sines of `position * inv_freq`, times `magnitude`, for positions below `max_positions`."""
+        ...
+
+    def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
+        """An empty cache of one layer, `[num_blocks, 2, K, B, d]`: keys at index 0, values at index 1."""
+        ...
+
+    def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+        """Bytes of one block of one layer."""
+        ...
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def prepare_attention(self, metadata: AttentionMetadata) -> Any:
+        """Work that all layers of a step share. Called once per step; its result is given to `attention`."""
+        ...
+
+    def embed(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
+        """`table[ids] * scale`, `[T, D]`."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """`x @ weight.T + bias`, `[T, out]`."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension; the mean is taken in fp32."""
+        ...
+
+    def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`; may reuse `residual`'s memory."""
+        ...
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`s = residual + scale * x`; returns `(rms_norm(s), s)`. May reuse `residual`'s memory for `s`."""
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        interleaved: bool,
+    ) -> Tensor:
+        """Split `qkv`, normalise and rotate queries and keys, write keys and values to the cache, return the queries.
+
+        Args:
+            qkv: `[T, (H + 2K) * d]`, queries first, then keys, then values, each head-major. `K`, `d` are the cache's.
+            positions: `[T]`.
+            rope: of `rope_table`; rotates the first `2 * len(inv_freq)` elements of a head.
+            kv_cache: `[num_blocks, 2, K, B, d]`, modified: **all** rows' tokens are stored when this returns, before any
+                row's attention reads, so that a row may read blocks that another row of the same step fills.
+            slot_mapping: `[T]`.
+            q_norm: weight `[d]` of an RMS norm of each query head before the rotation, or None.
+            k_norm: the same for keys.
+            eps: of these norms.
+            interleaved: pair `(2i, 2i + 1)` is rotated; otherwise pair `(i, i + rotary_dim / 2)`.
+
+        Returns:
+            `[T, H, d]`.
+        """
+        ...
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, step: Any, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Causal attention of each token to the cached tokens of its row at positions up to its own.
+
+        Args:
+            q: `[T, H, d]`; query head `h` reads key/value head `h // (H / K)`.
+            kv_cache: of `kv_cache`, this step's keys and values included.
+            step: of `prepare_attention`.
+            scale: factor of the scores before the soft cap.
+            window: a token sees the last `window` positions, its own included; None: all.
+            softcap: scores become `softcap * tanh(score / softcap)` before masking; None: not.
+
+        Returns:
+            `[T, H * d]`; rows of padding tokens hold finite numbers.
+        """
+        ...
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """`act(x[:, :F]) * x[:, F:]` for `x` of `[T, 2F]`."""
+        ...
+
+    def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
+        """`x[indices]`."""
+        ...
+
+    def logits(self, x: Tensor, weight: Weight, scale: float, softcap: float | None) -> Tensor:
+        """`x @ weight.T * scale` in fp32, `[n, V]`, then `softcap * tanh(·/softcap)` if given; the caller's own."""
+        ...
