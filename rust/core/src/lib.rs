@@ -3,5 +3,8 @@
 //! Pure: no I/O, no clock, no Python, no tensors. Everything here is driven by its caller and can be replayed.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod ids;
 pub mod params;
+mod pool;
+mod tree;
