@@ -1,7 +1,8 @@
 """The contract between the decoder and a device: what a step brings, and the operations that run it.
 
-`Tensor` is opaque to everyone above this layer: an op set makes tensors and an op set consumes them. Symbols: `T` tokens
-of a step, `R` rows, `D` hidden size, `H` query heads, `K` key/value heads, `d` head size, `B` block size, `V` vocabulary.
+`Tensor` is opaque to everyone above this layer: an op set makes tensors and an op set consumes them.
+Symbols: `T` tokens of a step, `R` rows, `D` hidden size, `H` query heads, `K` key/value heads, `d` head size,
+`B` block size, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class AttentionMetadata:
     """How the tokens of one step map to rows and to the paged KV cache.
 
     Row `r` owns the tokens `query_start_loc[r] : query_start_loc[r + 1]` of the step; they are the last ones of its
-    `seq_lens[r]` tokens, so token `i` of the row has position `seq_lens[r] - query_len + i`. Integer tensors are int32 or
-    int64. Rows that are padding have an empty query, `seq_lens` 0, and come last; the tokens after `query_start_loc[R]`
-    are padding too.
+    `seq_lens[r]` tokens, so token `i` of the row has position `seq_lens[r] - query_len + i`. Integer tensors are int32
+    or int64. Rows that are padding have an empty query, `seq_lens` 0, and come last; the tokens after
+    `query_start_loc[R]` are padding too.
     """
 
     slot_mapping: Tensor
@@ -61,8 +62,8 @@ class Batch:
 class StoredTensor(Protocol):
     """A tensor of a checkpoint, still on disk: a name, a shape, and the bytes in the file's own storage type.
 
-    `shape` is torch's order, outermost first; a linear weight is `[out, in]`. `storage` names the storage type in GGUF's
-    words: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1`, `Q8_0`.
+    `shape` is torch's order, outermost first; a linear weight is `[out, in]`. `storage` names the storage type in
+    GGUF's words: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1`, `Q8_0`.
     """
 
     name: str
@@ -178,8 +179,8 @@ class OpSet(Protocol):
             qkv: `[T, (H + 2K) * d]`, queries first, then keys, then values, each head-major. `K`, `d` are the cache's.
             positions: `[T]`.
             rope: of `rope_table`; rotates the first `2 * len(inv_freq)` elements of a head.
-            kv_cache: `[num_blocks, 2, K, B, d]`, modified: **all** rows' tokens are stored when this returns, before any
-                row's attention reads, so that a row may read blocks that another row of the same step fills.
+            kv_cache: `[num_blocks, 2, K, B, d]`, modified: **all** rows' tokens are stored when this returns, before
+                any row's attention reads, so that a row may read blocks that another row of the same step fills.
             slot_mapping: `[T]`.
             q_norm: weight `[d]` of an RMS norm of each query head before the rotation, or None.
             k_norm: the same for keys.

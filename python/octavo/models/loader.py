@@ -1,0 +1,143 @@
+"""From a model's files to a decoder: reads the configuration, picks the family, checks and converts the weights.
+
+Tensors are converted one by one from a memory map whose pages are dropped at once, so that loading needs the converted model
+and one tensor, never two models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.models.catalog import ModelSource
+from octavo.models.decoder import Decoder
+from octavo.models.families import family_of_config, family_of_gguf
+from octavo.models.families.base import token_ids
+from octavo.models.spec import ModelSpec
+from octavo.models.weights.base import Checkpoint, NamedWeights, WeightError
+from octavo.models.weights.gguf import GgufFile
+from octavo.models.weights.safetensors import SafetensorsFolder
+from octavo.ops.base import OpSet
+
+_IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+"""Tensors that hold what the configuration says already."""
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder ready to run, and what the report of its speed needs."""
+
+    spec: ModelSpec
+    decoder: Decoder
+    stored_bytes: int
+    """Bytes of the used weights as stored in the file; a tied head is counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose configuration was read and whose weights are still on disk."""
+
+    source: ModelSource
+    spec: ModelSpec
+    weights: NamedWeights
+
+    def load(self, ops: OpSet, max_positions: int | None = None) -> LoadedModel:
+        """Convert the weights for `ops`.
+
+        Args:
+            ops: the op set that will run the model.
+            max_positions: the longest sequence that will be used; None: the model's.
+
+        Raises:
+            WeightError: a tensor is missing, has another shape, or is one that the model would not use.
+        """
+        decoder = Decoder(self.spec, ops, self.weights, max_positions)
+        unused = self.weights.unused(_IGNORED)
+        if self.spec.tied_embeddings:
+            unused = [name for name in unused if name != self.weights.file_name("head.weight")]
+        if unused:
+            raise WeightError(
+                f"{self.source.path}: {len(unused)} tensors have no place in the model, e.g. {unused[0]}: "
+                f"the configuration does not describe this checkpoint"
+            )
+        return LoadedModel(self.spec, decoder, self.weights.used_bytes())
+
+
+def open_model(source: ModelSource) -> OpenedModel:
+    """Read the configuration of a model and find its tensors.
+
+    Raises:
+        ValueError: an architecture or a field of the configuration is not supported, or lacks.
+        WeightError: a file is missing or damaged.
+    """
+    return _open_gguf(source) if source.path.suffix == ".gguf" else _open_folder(source)
+
+
+def load_model(source: ModelSource, ops: OpSet, max_positions: int | None = None) -> LoadedModel:
+    """`open_model(source).load(ops, max_positions)`."""
+    return open_model(source).load(ops, max_positions)
+
+
+def _open_folder(source: ModelSource) -> OpenedModel:
+    config = _read_json(source.path / "config.json")
+    family = family_of_config(config)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise ValueError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
+    spec = family.from_config(config)
+    generation = source.path / "generation_config.json"
+    if generation.is_file():
+        ids = token_ids(_read_json(generation).get("eos_token_id"))
+        spec = replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + ids)))
+    weights = NamedWeights(SafetensorsFolder(source.path), family.config_names)
+    return OpenedModel(source, _with_tying(spec, weights), weights)
+
+
+def _open_gguf(source: ModelSource) -> OpenedModel:
+    file = GgufFile(source.path)
+    family = family_of_gguf(file.metadata)
+    if family.from_gguf is None:
+        raise ValueError(f"{source.path}: GGUF files of the family {family.name} are not supported")
+    spec = family.from_gguf({**file.metadata, **_from_tensors(file, family.gguf_names)})
+    adapt = family.gguf_adapt(spec) if family.gguf_adapt is not None else None
+    weights = NamedWeights(file, family.gguf_names, adapt)
+    return OpenedModel(source, _with_tying(spec, weights), weights)
+
+
+def _from_tensors(file: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
+    """What GGUF keeps in tensors instead of metadata: the vocabulary's size and the rotary factors."""
+    embedding = file.tensors.get(names["embedding.weight"])
+    if embedding is None:
+        raise WeightError(f"{file.path}: tensor {names['embedding.weight']} is missing")
+    factors = file.tensors.get(_ROPE_FACTORS)
+    return {"vocab_size": embedding.shape[0], "rope_factors": None if factors is None else factors.float32().tolist()}
+
+
+def _with_tying(spec: ModelSpec, weights: NamedWeights) -> ModelSpec:
+    """The head is the embedding if the file has no head of its own, whatever the configuration says."""
+    if not weights.has("head.weight"):
+        return replace(spec, tied_embeddings=True)
+    if not spec.tied_embeddings:
+        return spec
+    shape = (spec.vocab_size, spec.hidden_size)
+    head, embedding = weights.tensor("head.weight", shape), weights.tensor("embedding.weight", shape)
+    same = head.storage == embedding.storage and np.array_equal(head.rows(0, shape[0]), embedding.rows(0, shape[0]))
+    return replace(spec, tied_embeddings=same)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return value

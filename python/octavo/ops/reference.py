@@ -1,0 +1,279 @@
+"""Plain torch, fp32: the oracle that every other op set is compared with.
+
+Obviously right first. Also batch-invariant: the numbers of a token do not depend, to the last bit, on the other tokens
+of the step, on how its prompt is cut into chunks, or on where its blocks lie. Hence matrix products always run at one
+shape, a tile of 16 rows; attention is an online softmax (Milakov & Gimelshein, 2018) over tiles of 128 positions
+counted from the sequence's start, for tiles of 16 queries; and transcendental functions are evaluated in fp64, where
+the vectorised and the scalar code of a tail round to the same fp32 number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
+
+ROW_TILE = 16
+KV_TILE = 128
+_COPY_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class LinearWeight:
+    """`weight` is `[out, in]`, `bias` `[out]` or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """Queries of a step in tiles of `ROW_TILE` that lie in one row each; `N` tiles."""
+
+    tile_row: Tensor
+    """`[N]` the row of each tile."""
+    token: Tensor
+    """`[N, ROW_TILE]` the step's token at each place; places past the row's end repeat its last token."""
+    position: Tensor
+    """`[N, ROW_TILE]` position of that token in its sequence."""
+    tile_place: Tensor
+    """`[T]` the place of each token among the `N * ROW_TILE`; 0 for padding tokens."""
+    seq_lens: Tensor
+    block_table: Tensor
+    block_size: int
+    max_seq_len: int
+
+
+class ReferenceOps:
+    """The op set in plain torch on `device`. Activations, weights and cache are `dtype`."""
+
+    name = "reference"
+
+    def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
+        self.device = torch.device(device)
+        self.dtype = dtype
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def vector(self, source: StoredTensor, offset: float = 0.0) -> Tensor:
+        """A copy of the vector plus `offset`."""
+        vector = torch.from_numpy(source.float32()) + offset
+        source.release()
+        return vector.to(self.device, self.dtype)
+
+    def matrix(self, parts: Sequence[StoredTensor]) -> Tensor:
+        """The parts dequantized and stacked, `[sum of out, in]`, at no more memory than the result and one piece."""
+        width = parts[0].shape[1]
+        if any(part.shape[1] != width for part in parts):
+            raise ValueError(f"weights {[part.name for part in parts]} have inputs {[part.shape[1] for part in parts]}")
+        result = torch.empty(sum(part.shape[0] for part in parts), width, device=self.device, dtype=self.dtype)
+        step = max(1, _COPY_BYTES // (4 * width))
+        first = 0
+        for part in parts:
+            for start in range(0, part.shape[0], step):
+                stop = min(start + step, part.shape[0])
+                result[first + start : first + stop] = torch.from_numpy(part.float32(start, stop))
+            first += part.shape[0]
+            part.release()
+        return result
+
+    def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> LinearWeight:
+        """`parts` stacked along `out`, with their biases."""
+        return LinearWeight(self.matrix(parts), torch.cat([self.vector(bias) for bias in biases]) if biases else None)
+
+    def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Tensor, LinearWeight | None]:
+        """The table, and the same memory as a head."""
+        table = self.matrix([source])
+        return table, LinearWeight(table, None) if tied else None
+
+    def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
+        """`[max_positions, 2 * len(inv_freq)]` fp32: cosines, then sines; angles are fp32, as in training."""
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), torch.tensor(inv_freq))
+        table = torch.cat([angles.double().cos(), angles.double().sin()], dim=1) * magnitude
+        return table.to(self.device, torch.float32)
+
+    def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
+        """Zeros."""
+        return torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim, device=self.device, dtype=self.dtype)
+
+    def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+        """Bytes of one block of one layer."""
+        return 2 * num_kv_heads * block_size * head_dim * self.dtype.itemsize
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def prepare_attention(self, metadata: AttentionMetadata) -> AttentionStep:
+        """Cut each row's queries into tiles of `ROW_TILE` at positions that are multiples of it."""
+        starts, seq_lens = metadata.query_start_loc.long(), metadata.seq_lens.long()
+        query_lens = starts.diff()
+        first = seq_lens - query_lens
+        first_tile = first // ROW_TILE
+        tiles = torch.where(query_lens > 0, (seq_lens + ROW_TILE - 1) // ROW_TILE - first_tile, 0)
+        tile_row = torch.repeat_interleave(torch.arange(len(tiles), device=self.device), tiles)
+        tile_start = tiles.cumsum(0) - tiles
+        number = torch.arange(len(tile_row), device=self.device) - tile_start[tile_row] + first_tile[tile_row]
+        place = torch.arange(ROW_TILE, device=self.device)
+        position = number[:, None] * ROW_TILE + place
+        inside = (position - first[tile_row, None]).clamp(min=0)
+        token = starts[tile_row, None] + torch.minimum(inside, query_lens[tile_row, None] - 1)
+        tile_place = torch.zeros(metadata.slot_mapping.shape[0], dtype=torch.long, device=self.device)
+        real = (position >= first[tile_row, None]) & (position < seq_lens[tile_row, None])
+        tile_place[token[real]] = torch.arange(token.numel(), device=self.device).view_as(token)[real]
+        return AttentionStep(
+            tile_row=tile_row,
+            token=token,
+            position=position,
+            tile_place=tile_place,
+            seq_lens=seq_lens,
+            block_table=metadata.block_table.long(),
+            block_size=metadata.block_size,
+            max_seq_len=metadata.max_seq_len,
+        )
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:
+        """`table[ids] * scale`."""
+        return table[ids.long()] * scale
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """`x @ weight.T + bias`, in tiles of `ROW_TILE` rows."""
+        rows = x.shape[0]
+        padded = pad(x, (0, 0, 0, -rows % ROW_TILE))
+        out = torch.empty(padded.shape[0], weight.weight.shape[0], device=x.device, dtype=x.dtype)
+        for start in range(0, rows, ROW_TILE):
+            torch.mm(padded[start : start + ROW_TILE], weight.weight.t(), out=out[start : start + ROW_TILE])
+        out = out[:rows]
+        return out if weight.bias is None else out + weight.bias
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x²) + eps) * weight`."""
+        variance = x.double().square().mean(-1, keepdim=True)
+        return (x.double() * (variance + eps).rsqrt()).to(self.dtype) * weight
+
+    def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`."""
+        return residual + scale * x
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of `residual + scale * x`, and that sum."""
+        total = self.residual_add(residual, x, scale)
+        return self.rms_norm(total, weight, eps), total
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        interleaved: bool,
+    ) -> Tensor:
+        """Split, normalise, rotate, store; see `OpSet`."""
+        _, _, kv_heads, block_size, head_dim = kv_cache.shape
+        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, eps)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, eps)
+        angles = rope[positions.long(), None]
+        slots = slot_mapping.long()
+        kv_cache[slots // block_size, 0, :, slots % block_size] = _rotate(k, angles, interleaved)
+        kv_cache[slots // block_size, 1, :, slots % block_size] = v
+        return _rotate(q, angles, interleaved)
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, step: Any, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Online softmax over tiles of `KV_TILE` positions; see `OpSet`."""
+        plan: AttentionStep = step
+        _, heads, dim = q.shape
+        kv_heads = kv_cache.shape[2]
+        tiles = len(plan.tile_row)
+        # [N, K, group * ROW_TILE, d]: the queries that share a key/value head are rows of one product.
+        queries = q[plan.token].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, -1, dim)
+        rows = queries.shape[2]
+        position = plan.position.repeat(1, heads // kv_heads)[:, None, :, None]
+        best = torch.full((tiles, kv_heads, rows, 1), -torch.inf, dtype=torch.float64, device=q.device)
+        total = torch.zeros_like(best)
+        acc = torch.zeros(tiles, kv_heads, rows, dim, dtype=torch.float64, device=q.device)
+        for start in range(0, plan.max_seq_len, KV_TILE):
+            keys, values, key_position = _gather(kv_cache, plan, start)
+            scores = (queries @ keys.transpose(2, 3)).double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            visible = (key_position <= position) & (key_position < plan.seq_lens[plan.tile_row, None, None, None])
+            if window is not None:
+                visible &= key_position > position - window
+            scores = scores.masked_fill(~visible, -torch.inf)
+            new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
+            # Rows without a visible key so far keep weight 0 instead of exp(-inf + inf).
+            base = new_best.masked_fill(new_best == -torch.inf, 0.0)
+            weights, carry = torch.exp(scores - base), torch.exp(best - base)
+            total = total * carry + weights.sum(-1, keepdim=True)
+            acc = acc * carry + (weights.to(self.dtype) @ values).double()
+            best = new_best
+        out = (acc / total.clamp(min=1e-30)).to(self.dtype)
+        out = out.view(tiles, kv_heads, -1, ROW_TILE, dim).permute(0, 3, 1, 2, 4).reshape(-1, heads * dim)
+        return out[plan.tile_place] if tiles else q.reshape(q.shape[0], -1)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """`act(x[:, :F]) * x[:, F:]`."""
+        gate, up = x.chunk(2, dim=-1)
+        wide = gate.double()
+        act = (
+            torch.nn.functional.silu(wide)
+            if activation == "silu"
+            else torch.nn.functional.gelu(wide, approximate="tanh")
+        )
+        return act.to(self.dtype) * up
+
+    def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
+        """`x[indices]`."""
+        return x[indices.long()]
+
+    def logits(self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None) -> Tensor:
+        """fp32 logits; see `OpSet`."""
+        logits = self.linear(x, weight).float()
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first elements of each head of `x` `[T, heads, d]` by `angles` `[T, 1, cosines | sines]`."""
+    cos, sin = angles.to(x.dtype).chunk(2, dim=-1)
+    turned, rest = x[..., : angles.shape[-1]], x[..., angles.shape[-1] :]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, dim=-1)
+        pairs = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return torch.cat([pairs, rest], dim=-1)
+
+
+def _gather(kv_cache: Tensor, plan: AttentionStep, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values `[N, K, KV_TILE, d]` of each tile's row at positions from `start`, and these positions.
+
+    Values past the sequence's end are zeroed: the block may hold what a former owner left, and 0 * NaN is NaN.
+    """
+    position = torch.arange(start, start + KV_TILE, device=kv_cache.device)
+    column = (position // plan.block_size).clamp(max=plan.block_table.shape[1] - 1)
+    blocks = plan.block_table[:, column]
+    # [R, KV_TILE, 2, K, d] -> [R, 2, K, KV_TILE, d]
+    cached = kv_cache[blocks, :, :, position % plan.block_size].permute(0, 2, 3, 1, 4)
+    keys, values = cached[:, 0], cached[:, 1]
+    values = torch.where((position < plan.seq_lens[:, None])[:, None, :, None], values, 0.0)
+    return keys[plan.tile_row], values[plan.tile_row], position
