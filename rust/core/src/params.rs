@@ -1,5 +1,15 @@
 //! Sampling parameters as the control plane keeps them: resolved, validated, ready to be written into a plan.
 
+mod validate;
+
+pub use validate::{Limits, ParamError};
+
+/// A temperature below this is greedy.
+pub const GREEDY_TEMPERATURE: f32 = 1e-5;
+
+/// A logit bias of this or less removes the token altogether.
+pub const BAN_BIAS: f32 = -100.0;
+
 /// How the tokens of one request are drawn. Names and meanings follow vLLM's `SamplingParams`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -7,11 +17,11 @@ pub struct SamplingParams {
     pub n: u32,
     /// Seed of every draw of this request (drawn by the caller when the client gave none).
     pub seed: u64,
-    /// 0 is greedy.
+    /// Divides the logits; below [`GREEDY_TEMPERATURE`] the likeliest token is taken.
     pub temperature: f32,
-    /// Number of most likely tokens kept; 0 keeps all.
+    /// Number of most likely tokens kept, with all that equal the last of them; 0 or the vocabulary's size keep all.
     pub top_k: u32,
-    /// Smallest set of tokens whose probability reaches this is kept; 1 keeps all.
+    /// A token is kept if those likelier than it add up to less than this; 1 keeps all.
     pub top_p: f32,
     /// Tokens less likely than this times the likeliest are dropped; 0 keeps all.
     pub min_p: f32,
@@ -35,12 +45,19 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// Number of likeliest tokens reported per prompt token, beside the real one.
     pub prompt_logprobs: Option<u32>,
-    /// Added to the raw logits, by token id.
+    /// Added to the raw logits, by token id; [`BAN_BIAS`] or less (also −∞) removes the token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Token sequences that must not be completed.
+    /// Token sequences that outputs must not complete.
     pub bad_words: Vec<Vec<u32>>,
     /// If not empty, no other token is ever drawn.
     pub allowed_token_ids: Vec<u32>,
+}
+
+impl SamplingParams {
+    /// Whether every token is the likeliest one.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < GREEDY_TEMPERATURE
+    }
 }
 
 impl Default for SamplingParams {

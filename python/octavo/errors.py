@@ -1,0 +1,59 @@
+"""Every error a caller can meet. What the caller did wrong is a `ValueError` that names the parameter."""
+
+from __future__ import annotations
+
+_SHOWN = 80
+
+
+class OctavoError(Exception):
+    """The base of all."""
+
+
+class ParameterError(OctavoError, ValueError):
+    """A parameter has a wrong type or value.
+
+    Attributes:
+        param: its name, as the caller wrote it.
+        value: what was given.
+        allowed: what would have been right, as the end of "must be ...".
+    """
+
+    def __init__(self, param: str, value: object, allowed: str) -> None:
+        self.param = param
+        self.value = value
+        self.allowed = allowed
+        shown = repr(value)
+        if len(shown) > _SHOWN:
+            shown = shown[: _SHOWN - 3] + "..."
+        super().__init__(f"{param} must be {allowed}, got {shown}")
+
+    def __reduce__(self) -> tuple[type[ParameterError], tuple[str, object, str]]:
+        return type(self), (self.param, self.value, self.allowed)
+
+
+class ContextLengthError(ParameterError):
+    """A prompt leaves no room for a token.
+
+    Attributes:
+        num_tokens: tokens of the prompt.
+        max_model_len: tokens a sequence can have.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+        self.num_tokens = num_tokens
+        self.max_model_len = max_model_len
+        allowed = f"at most {max_model_len - 1} tokens (the context is {max_model_len}, one is for the output)"
+        super().__init__("prompt", f"{num_tokens} tokens", allowed)
+
+    def __reduce__(self) -> tuple[type[ContextLengthError], tuple[int, int]]:  # type: ignore[override]
+        return type(self), (self.num_tokens, self.max_model_len)
+
+
+class EngineError(OctavoError, RuntimeError):
+    """The engine failed or was shut down; no request of it goes on."""
+
+
+class RequestError(OctavoError, RuntimeError):
+    """One request failed inside the engine; the others go on."""
