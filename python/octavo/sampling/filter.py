@@ -76,7 +76,8 @@ def _thresholds(
     passed = values >= k_value[:, None]
 
     cumulative = values.double().exp_().cumsum(dim=-1)
-    k_mass = cumulative.gather(1, passed.sum(dim=-1, keepdim=True) - 1).squeeze(1)
+    # Nothing passes in a row of NaN; its result is never looked at.
+    k_mass = cumulative.gather(1, (passed.sum(dim=-1, keepdim=True) - 1).clamp_(min=0)).squeeze(1)
     before = torch.cat([torch.zeros_like(cumulative[:, :1]), cumulative[:, :-1]], dim=1)
     wanted = top_p.double() * torch.where(limited, k_mass, mass)
     nucleus = (passed & (before < wanted[:, None])).sum(dim=-1, keepdim=True).clamp_(min=1)

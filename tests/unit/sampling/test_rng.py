@@ -23,6 +23,7 @@ def chi_square_z(counts, expected):
     """Chi-square as a standard normal number (Wilson and Hilferty 1931): independent of the number of bins."""
     counts, expected = np.asarray(counts, float).ravel(), np.broadcast_to(expected, np.shape(counts)).ravel()
     free = counts.size - 1
+    assert free > 0
     statistic = ((counts - expected) ** 2 / expected).sum()
     return ((statistic / free) ** (1 / 3) - (1 - 2 / (9 * free))) / math.sqrt(2 / (9 * free))
 
