@@ -323,3 +323,6 @@ impl KvCache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,3 +101,67 @@ impl BlockPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_come_back_in_the_order_of_their_list() {
+        let mut pool = BlockPool::new(6);
+        let mut blocks = Vec::new();
+        assert!(pool.allocate(4, &mut blocks));
+        for &block in blocks[1..].iter().rev() {
+            assert_eq!(pool.release(block), 0);
+        }
+        let mut again = Vec::new();
+        assert!(pool.allocate(4, &mut again));
+        assert_eq!(again, [2, 3, 4, 5].map(BlockId));
+    }
+
+    #[test]
+    fn a_block_is_free_when_its_last_holder_drops_it() {
+        let mut pool = BlockPool::new(2);
+        let mut blocks = Vec::new();
+        assert!(pool.allocate(1, &mut blocks));
+        assert_eq!(pool.retain(blocks[0]), 2);
+        assert_eq!((pool.release(blocks[0]), pool.num_free()), (1, 0));
+        assert_eq!((pool.release(blocks[0]), pool.num_free()), (0, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "block 0 is retained but nobody holds it")]
+    fn the_null_block_is_never_held() {
+        BlockPool::new(2).retain(BlockId::NULL);
+    }
+
+    #[test]
+    fn check_notices_each_kind_of_damage() {
+        type Damage = fn(&mut BlockPool);
+        let damages: [(&str, Damage); 5] = [
+            ("block 1 has count 2, 1 references", |pool| {
+                pool.counts[1] = 2
+            }),
+            ("block 3 is twice in the free list", |pool| {
+                pool.free.push(BlockId(3))
+            }),
+            ("the null block is free", |pool| {
+                pool.free.push(BlockId::NULL)
+            }),
+            ("block 1 has count 1 and is_free = true", |pool| {
+                pool.free.push(BlockId(1))
+            }),
+            ("block 2 has count 0 and is_free = false", |pool| {
+                pool.free.truncate(1)
+            }),
+        ];
+        for (expected, damage) in damages {
+            let mut pool = BlockPool::new(4);
+            assert!(pool.allocate(1, &mut Vec::new()));
+            assert_eq!(pool.check(&[0, 1, 0, 0]), Ok(()));
+            damage(&mut pool);
+            let error = pool.check(&[0, 1, 0, 0]).expect_err(expected);
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

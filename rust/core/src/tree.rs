@@ -284,3 +284,6 @@ impl RadixTree {
         &mut self.nodes[block.0 as usize]
     }
 }
+
+#[cfg(test)]
+mod tests;
