@@ -1,0 +1,347 @@
+//! The way in: `add`, and from the queue to a slot and blocks. Nothing is changed by a request that is not admitted.
+
+use std::sync::Arc;
+
+use crate::ids::{BlockId, RequestId, Slot};
+use crate::params::SamplingParams;
+use crate::plan;
+use crate::queue::match_prefix;
+use crate::request::{self, AddError, AddRequest, Phase, SeqKey, Sequence};
+use crate::scheduler::{Budget, Core};
+
+/// Where a sequence that is admitted gets its blocks from.
+struct Admission {
+    /// Blocks of its known tokens.
+    total: u32,
+    /// Blocks another choice of the request computes already; only without the prefix cache.
+    shared: Vec<BlockId>,
+    /// Blocks whose content exists: cached or shared.
+    existing: u32,
+}
+
+impl Core {
+    /// Puts `params.n` choices of a request into the queue. The first is computed; the others wait until its prompt is scheduled and
+    /// then share it.
+    ///
+    /// # Errors
+    /// If the request can never run; nothing is changed then.
+    pub fn add(&mut self, request: AddRequest) -> Result<(), AddError> {
+        self.check_request(&request)?;
+        let stops = request::stop_table(&request.params);
+        let AddRequest {
+            id,
+            tokens,
+            num_prompt_tokens,
+            params,
+            first_choice,
+            priority,
+            tenant,
+            namespace,
+        } = request;
+        let n = params.n;
+        // The last token needs no block: its KV is never computed.
+        let pool_len = self
+            .cache
+            .num_blocks()
+            .saturating_mul(self.config.block_size)
+            .saturating_add(1);
+        let wanted_len = num_prompt_tokens.saturating_add(params.max_tokens);
+        let max_len = self.config.max_model_len.min(wanted_len).min(pool_len);
+        let first_params = Arc::new(params);
+        // The prompt's logprobs are the first choice's.
+        let later_params = match first_params.prompt_logprobs {
+            Some(_) if n > 1 => Arc::new(SamplingParams {
+                prompt_logprobs: None,
+                ..(*first_params).clone()
+            }),
+            _ => Arc::clone(&first_params),
+        };
+        let mut leader: Option<SeqKey> = None;
+        for i in 0..n {
+            let params = Arc::clone(if i == 0 { &first_params } else { &later_params });
+            let num_tokens = tokens.len() as u32;
+            let sequence = Sequence {
+                phase: leader.map_or(Phase::Waiting, Phase::Held),
+                slot: Slot::default(),
+                computed_bound: 0,
+                tokens_bound: num_tokens,
+                settled: 0,
+                in_flight: 0,
+                in_flight_samples: 0,
+                max_len,
+                num_prompt: num_prompt_tokens,
+                min_tokens: params.min_tokens,
+                num_drafts: 0,
+                param_flags: request::param_flags(&params),
+                is_fresh: true,
+                tenant_index: self.tenants.join(tenant),
+                blocks: Vec::new(),
+                tokens: tokens.clone(),
+                stops: Arc::clone(&stops),
+                cursor: self.cache.root(namespace),
+                namespace,
+                id,
+                choice: first_choice + i,
+                priority,
+                arrival: self.num_arrivals,
+                match_version: None,
+                bypassed: 0,
+                is_resumed: false,
+                shadows: Vec::new(),
+                held: Vec::new(),
+                num_preemptions: 0,
+                num_cached_tokens: None,
+                // The first token has no logprob.
+                prompt_logprobs_done: if params.prompt_logprobs.is_some() {
+                    1
+                } else {
+                    num_prompt_tokens
+                },
+                params,
+            };
+            self.num_arrivals += 1;
+            let key = self.seqs.insert(sequence);
+            self.requests.entry(id).or_default().push(key);
+            match leader {
+                None => {
+                    leader = Some(key);
+                    self.queue.push(key, &self.seqs[key], &mut self.tenants);
+                }
+                Some(leader) => self.seqs[leader].held.push(key),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a request can ever run.
+    ///
+    /// # Errors
+    /// What forbids it.
+    pub fn check_request(&self, request: &AddRequest) -> Result<(), AddError> {
+        let num_stops = request.params.stop_token_ids.len() + request.params.eos_token_ids.len();
+        let (config, params) = (&self.config, &request.params);
+        let num_tokens = request.tokens.len();
+        if num_tokens == 0 {
+            return Err(AddError::EmptyPrompt);
+        }
+        let num_prompt_tokens = request.num_prompt_tokens;
+        if num_prompt_tokens == 0 || num_prompt_tokens as usize > num_tokens {
+            return Err(AddError::PromptLength {
+                num_prompt_tokens,
+                num_tokens,
+            });
+        }
+        if num_tokens >= config.max_model_len as usize {
+            return Err(AddError::ContextLengthExceeded {
+                num_tokens,
+                max_model_len: config.max_model_len,
+            });
+        }
+        let (needed, num_blocks) = (
+            config.blocks_for(num_tokens as u32),
+            self.cache.num_blocks(),
+        );
+        if needed > num_blocks {
+            return Err(AddError::PoolTooSmall {
+                num_tokens,
+                needed,
+                num_blocks,
+            });
+        }
+        let vocab_size = config.vocab_size;
+        if let Some(position) = request.tokens.iter().position(|&token| token >= vocab_size) {
+            return Err(AddError::OutOfVocabulary {
+                position,
+                token: request.tokens[position],
+                vocab_size,
+            });
+        }
+        for (name, value) in [("n", params.n), ("max_tokens", params.max_tokens)] {
+            if value == 0 {
+                return Err(AddError::Zero(name));
+            }
+        }
+        let num_outputs = num_tokens as u32 - num_prompt_tokens;
+        if num_outputs >= params.max_tokens {
+            return Err(AddError::NothingLeft {
+                num_outputs,
+                max_tokens: params.max_tokens,
+            });
+        }
+        if params.n > 1 && num_outputs > 0 {
+            return Err(AddError::ManyChoicesWithOutputs {
+                n: params.n,
+                num_outputs,
+            });
+        }
+        let (words, max) = (
+            plan::list_words(params, num_stops),
+            self.layout.max_list_words,
+        );
+        if words > max {
+            return Err(AddError::ListsTooLong { words, max });
+        }
+        self.check_choices(request.id, request.first_choice, params.n)
+    }
+
+    fn check_choices(&self, id: RequestId, first_choice: u32, n: u32) -> Result<(), AddError> {
+        if first_choice
+            .checked_add(n)
+            .is_none_or(|end| end > i32::MAX as u32)
+        {
+            return Err(AddError::ChoiceTooLarge { first_choice, n });
+        }
+        let living = self.requests.get(&id).into_iter().flatten();
+        for &key in living {
+            let choice = self.seqs[key].choice;
+            if (first_choice..first_choice + n).contains(&choice) {
+                return Err(AddError::Duplicate { id, choice });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether somebody waits who could get a slot.
+    pub(crate) fn may_admit(&self) -> bool {
+        // Preempted sequences come back first, once their last tokens are known.
+        self.num_draining == 0 && self.queue.len() > 0 && !self.free_slots.is_empty()
+    }
+
+    /// Admits from the queue, in its order, until something is short: budget, slots, blocks or words of the plan.
+    pub(crate) fn admit(&mut self, budget: &mut Budget) {
+        while budget.left > 0 && self.may_admit() {
+            let Some(key) = self
+                .queue
+                .select(&mut self.seqs, &mut self.tenants, &self.cache)
+            else {
+                break;
+            };
+            let Some(admission) = self.plan_admission(key, *budget) else {
+                break;
+            };
+            self.take_admission(key, admission);
+            let need = self.seqs[key].prefill_need();
+            let chunk = budget.share(need, self.may_admit());
+            self.place_prefill(key, chunk, budget);
+        }
+    }
+
+    /// Match, then count. None if the sequence does not fit now.
+    fn plan_admission(&mut self, key: SeqKey, budget: Budget) -> Option<Admission> {
+        let cached = match_prefix(&mut self.seqs[key], &self.cache);
+        let shared = self.blocks_to_share(key);
+        let sequence = &self.seqs[key];
+        let num_tokens = sequence.num_tokens();
+        let total = self.config.blocks_for(num_tokens);
+        let existing = cached.max(shared.len() as u32);
+        let reserve = if self.running.is_empty() {
+            0
+        } else {
+            self.watermark_blocks()
+        };
+        let needed = total - existing + reserve;
+        let available = self.cache.num_available();
+        if needed > available || needed + self.cache.matched_evictable(sequence.cursor) > available
+        {
+            return None;
+        }
+        let list_words = plan::list_words(&sequence.params, sequence.stops.len());
+        if !self.draft.fits(
+            &self.layout,
+            list_words,
+            num_tokens as usize,
+            total as usize,
+        ) {
+            return None;
+        }
+        // What others left of the step may be too little to begin with.
+        let need = num_tokens - existing * self.config.block_size;
+        if !self.draft.prefill_rows.is_empty() && budget.left < need.min(self.config.block_size) {
+            return None;
+        }
+        Some(Admission {
+            total,
+            shared,
+            existing,
+        })
+    }
+
+    /// Blocks kept free for running sequences.
+    fn watermark_blocks(&self) -> u32 {
+        (self.cache.num_blocks() as f32 * self.config.watermark) as u32
+    }
+
+    /// Without the prefix cache: the full blocks of the prompt that a running choice of the same request has scheduled.
+    fn blocks_to_share(&self, key: SeqKey) -> Vec<BlockId> {
+        let sequence = &self.seqs[key];
+        if self.config.enable_prefix_caching || sequence.wants_prompt_logprobs() {
+            return Vec::new();
+        }
+        let size = self.config.block_size;
+        let num_blocks = sequence.num_prompt.min(sequence.num_tokens() - 1) / size;
+        let prompt = &sequence.tokens[..(num_blocks * size) as usize];
+        let donor = self.requests[&sequence.id]
+            .iter()
+            .map(|&other| &self.seqs[other])
+            .find(|other| {
+                other.phase == Phase::Running
+                    && other.computed_bound >= num_blocks * size
+                    && other.num_prompt >= num_blocks * size
+                    && other.namespace == sequence.namespace
+                    && other.tokens.starts_with(prompt)
+            });
+        donor.map_or_else(Vec::new, |donor| {
+            donor.blocks[..num_blocks as usize].to_vec()
+        })
+    }
+
+    /// Takes what was counted: slot, blocks and the words of the plan.
+    fn take_admission(&mut self, key: SeqKey, admission: Admission) {
+        self.queue.take(key, &mut self.seqs);
+        let slot = self
+            .free_slots
+            .pop()
+            .expect("admission asks for a free slot first");
+        let sequence = &mut self.seqs[key];
+        debug_assert!(sequence.blocks.is_empty() && sequence.in_flight == 0);
+        sequence.blocks.reserve(admission.total as usize + 1);
+        if admission.shared.is_empty() {
+            self.cache.take_match(sequence.cursor, &mut sequence.blocks);
+        } else {
+            self.cache.retain(&admission.shared);
+            sequence.blocks.extend_from_slice(&admission.shared);
+        }
+        let is_allocated = self
+            .cache
+            .allocate(admission.total - admission.existing, &mut sequence.blocks);
+        assert!(is_allocated, "admission counted the available blocks");
+        let hit_tokens = admission.existing * self.config.block_size;
+        sequence.phase = Phase::Running;
+        sequence.slot = slot;
+        sequence.computed_bound = hit_tokens;
+        sequence.settled = hit_tokens;
+        sequence.tokens_bound = sequence.num_tokens();
+        sequence.num_drafts = 0;
+        sequence.is_fresh = true;
+        sequence.is_resumed = false;
+        sequence.bypassed = 0;
+        sequence.num_cached_tokens.get_or_insert(hit_tokens);
+        self.counters.admitted(sequence, hit_tokens);
+        self.draft.init_slot(sequence);
+        self.draft.write_blocks(slot, 0, &sequence.blocks);
+
+        let rank = sequence.rank();
+        let position = self
+            .running
+            .partition_point(|&other| self.seqs[other].rank() < rank);
+        self.running.insert(position, key);
+    }
+
+    /// Choices whose prompt is scheduled now: ordinary sequences from here on.
+    pub(crate) fn enqueue_held(&mut self, held: Vec<SeqKey>) {
+        for key in held {
+            self.seqs[key].phase = Phase::Waiting;
+            self.queue.push(key, &self.seqs[key], &mut self.tenants);
+        }
+    }
+}
