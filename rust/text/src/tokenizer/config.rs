@@ -1,0 +1,153 @@
+//! The special ids of a model and the files of a checkpoint folder that name them.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{Tokenizer, TokenizerError};
+
+/// Special tokens that end a turn or a text, in the spelling of the families that use them.
+const EOG_NAMES: &[&str] = &[
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<eos>",
+    "</s>",
+    "<｜end▁of▁sentence｜>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|endofturn|>",
+    "[EOT]",
+];
+
+/// The ids that have a role in a model's text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Beginning of sequence.
+    pub bos: Option<u32>,
+    /// End of sequence, as configured; the tokenizer's own comes first.
+    pub eos: Vec<u32>,
+    /// Every id that ends a generation: `eos` and what is known by name. Sorted.
+    pub eog: Vec<u32>,
+    /// Unknown token.
+    pub unk: Option<u32>,
+    /// Padding token.
+    pub pad: Option<u32>,
+}
+
+impl Tokenizer {
+    /// Reads a checkpoint folder: `tokenizer.json`, and what is there of `tokenizer_config.json`, `generation_config.json`
+    /// and `chat_template.jinja`.
+    pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let dir = dir.as_ref();
+        let mut tokenizer = Self::from_file(dir.join("tokenizer.json"))?;
+        if let Some(config) = read_json(&dir.join("tokenizer_config.json"))? {
+            let id = |name: &str| {
+                token_content(&config[name]).and_then(|token| tokenizer.token_to_id(token))
+            };
+            tokenizer.ids = SpecialIds {
+                bos: id("bos_token"),
+                eos: id("eos_token").into_iter().collect(),
+                eog: Vec::new(),
+                unk: id("unk_token"),
+                pad: id("pad_token"),
+            };
+            tokenizer.chat_template = default_template(&config["chat_template"]);
+        }
+        let path = dir.join("generation_config.json");
+        if let Some(config) = read_json(&path)? {
+            for id in ids_of(&config["eos_token_id"]) {
+                let id = tokenizer.checked_id("eos_token_id of generation_config.json", id)?;
+                if !tokenizer.ids.eos.contains(&id) {
+                    tokenizer.ids.eos.push(id);
+                }
+            }
+        }
+        if let Some(template) = read_optional(&dir.join("chat_template.jinja"))? {
+            tokenizer.chat_template = Some(template);
+        }
+        tokenizer.collect_eog();
+        Ok(tokenizer)
+    }
+
+    /// The id if it is inside the vocabulary.
+    pub(super) fn checked_id(&self, key: &str, id: u64) -> Result<u32, TokenizerError> {
+        let vocab_size = self.vocab_size();
+        match u32::try_from(id) {
+            Ok(id) if (id as usize) < vocab_size => Ok(id),
+            _ => Err(TokenizerError::IdOutOfVocabulary {
+                key: key.to_owned(),
+                id,
+                vocab_size,
+            }),
+        }
+    }
+
+    /// Recomputes `eog` from `eos` and the names of special tokens.
+    pub(super) fn collect_eog(&mut self) {
+        let named = EOG_NAMES
+            .iter()
+            .filter_map(|name| self.token_to_id(name))
+            .filter(|&id| self.is_special(id));
+        let mut eog: Vec<u32> = named
+            .chain(self.ids.eos.iter().copied())
+            .chain(self.ids.eog.iter().copied())
+            .collect();
+        eog.sort_unstable();
+        eog.dedup();
+        self.ids.eog = eog;
+    }
+}
+
+fn read_optional(path: &Path) -> Result<Option<String>, TokenizerError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TokenizerError::Io {
+            path: path.to_path_buf(),
+            source,
+        }),
+    }
+}
+
+fn read_json(path: &Path) -> Result<Option<Value>, TokenizerError> {
+    let invalid = |error: serde_json::Error| TokenizerError::InvalidConfig {
+        path: path.to_path_buf(),
+        reason: error.to_string(),
+    };
+    read_optional(path)?
+        .map(|text| serde_json::from_str(&text).map_err(invalid))
+        .transpose()
+}
+
+/// A token is written as a string or as an object with its content.
+fn token_content(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// A template is a string, or one of several named ones of which `default` is meant.
+fn default_template(value: &Value) -> Option<String> {
+    let named = || {
+        value
+            .as_array()?
+            .iter()
+            .find(|entry| entry["name"] == "default")?["template"]
+            .as_str()
+    };
+    value.as_str().or_else(named).map(str::to_owned)
+}
+
+fn ids_of(value: &Value) -> Vec<u64> {
+    match value {
+        Value::Array(values) => values.iter().filter_map(Value::as_u64).collect(),
+        _ => value.as_u64().into_iter().collect(),
+    }
+}
