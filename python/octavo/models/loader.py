@@ -1,7 +1,7 @@
 """From a model's files to a decoder: reads the configuration, picks the family, checks and converts the weights.
 
-Tensors are converted one by one from a memory map whose pages are dropped at once, so that loading needs the converted model
-and one tensor, never two models.
+Tensors are converted one by one from a memory map whose pages are dropped at once, so that loading needs the converted
+model and one tensor, never two models.
 """
 
 from __future__ import annotations

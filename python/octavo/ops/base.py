@@ -97,6 +97,8 @@ class OpSet(Protocol):
     """
 
     name: str
+    device: Any
+    """The torch device of its tensors; `.type` is "cpu" or "cuda"."""
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class OpSet(Protocol):
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def prepare_attention(self, metadata: AttentionMetadata) -> Any:
-        """Work that all layers of a step share. Called once per step; its result is given to `attention`."""
+        """Work that all layers of a step share. Called once per step; its result is given to `rotate_and_store` and `attention`."""
         ...
 
     def embed(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
@@ -166,7 +168,7 @@ class OpSet(Protocol):
         positions: Tensor,
         rope: Tensor,
         kv_cache: Tensor,
-        slot_mapping: Tensor,
+        step: Any,
         *,
         q_norm: Tensor | None,
         k_norm: Tensor | None,
@@ -181,7 +183,7 @@ class OpSet(Protocol):
             rope: of `rope_table`; rotates the first `2 * len(inv_freq)` elements of a head.
             kv_cache: `[num_blocks, 2, K, B, d]`, modified: **all** rows' tokens are stored when this returns, before
                 any row's attention reads, so that a row may read blocks that another row of the same step fills.
-            slot_mapping: `[T]`.
+            step: of `prepare_attention`; its slot mapping says where the tokens go.
             q_norm: weight `[d]` of an RMS norm of each query head before the rotation, or None.
             k_norm: the same for keys.
             eps: of these norms.

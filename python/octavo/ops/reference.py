@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
+from octavo.ops.host import read_bias, read_matrix, read_vector, rope_angles
 
 ROW_TILE = 16
 KV_TILE = 128
-_COPY_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class AttentionStep:
     """`[N, ROW_TILE]` position of that token in its sequence."""
     tile_place: Tensor
     """`[T]` the place of each token among the `N * ROW_TILE`; 0 for padding tokens."""
+    slot_mapping: Tensor
     seq_lens: Tensor
     block_table: Tensor
     block_size: int
@@ -63,40 +64,21 @@ class ReferenceOps:
 
     def vector(self, source: StoredTensor, offset: float = 0.0) -> Tensor:
         """A copy of the vector plus `offset`."""
-        vector = torch.from_numpy(source.float32()) + offset
-        source.release()
-        return vector.to(self.device, self.dtype)
-
-    def matrix(self, parts: Sequence[StoredTensor]) -> Tensor:
-        """The parts dequantized and stacked, `[sum of out, in]`, at no more memory than the result and one piece."""
-        width = parts[0].shape[1]
-        if any(part.shape[1] != width for part in parts):
-            raise ValueError(f"weights {[part.name for part in parts]} have inputs {[part.shape[1] for part in parts]}")
-        result = torch.empty(sum(part.shape[0] for part in parts), width, device=self.device, dtype=self.dtype)
-        step = max(1, _COPY_BYTES // (4 * width))
-        first = 0
-        for part in parts:
-            for start in range(0, part.shape[0], step):
-                stop = min(start + step, part.shape[0])
-                result[first + start : first + stop] = torch.from_numpy(part.float32(start, stop))
-            first += part.shape[0]
-            part.release()
-        return result
+        return read_vector(source, self.device, self.dtype, offset)
 
     def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> LinearWeight:
         """`parts` stacked along `out`, with their biases."""
-        return LinearWeight(self.matrix(parts), torch.cat([self.vector(bias) for bias in biases]) if biases else None)
+        weight = read_matrix(parts, self.device, self.dtype)
+        return LinearWeight(weight, read_bias(biases, self.device, self.dtype))
 
     def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Tensor, LinearWeight | None]:
         """The table, and the same memory as a head."""
-        table = self.matrix([source])
+        table = read_matrix([source], self.device, self.dtype)
         return table, LinearWeight(table, None) if tied else None
 
     def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
-        """`[max_positions, 2 * len(inv_freq)]` fp32: cosines, then sines; angles are fp32, as in training."""
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), torch.tensor(inv_freq))
-        table = torch.cat([angles.double().cos(), angles.double().sin()], dim=1) * magnitude
-        return table.to(self.device, torch.float32)
+        """`[max_positions, 2 * len(inv_freq)]` fp32: cosines, then sines."""
+        return torch.cat(rope_angles(inv_freq, magnitude, max_positions), dim=1).to(self.device)
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
         """Zeros."""
@@ -130,6 +112,7 @@ class ReferenceOps:
             token=token,
             position=position,
             tile_place=tile_place,
+            slot_mapping=metadata.slot_mapping.long(),
             seq_lens=seq_lens,
             block_table=metadata.block_table.long(),
             block_size=metadata.block_size,
@@ -172,7 +155,7 @@ class ReferenceOps:
         positions: Tensor,
         rope: Tensor,
         kv_cache: Tensor,
-        slot_mapping: Tensor,
+        step: Any,
         *,
         q_norm: Tensor | None,
         k_norm: Tensor | None,
@@ -188,7 +171,8 @@ class ReferenceOps:
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         angles = rope[positions.long(), None]
-        slots = slot_mapping.long()
+        plan: AttentionStep = step
+        slots = plan.slot_mapping
         kv_cache[slots // block_size, 0, :, slots % block_size] = _rotate(k, angles, interleaved)
         kv_cache[slots // block_size, 1, :, slots % block_size] = v
         return _rotate(q, angles, interleaved)

@@ -1,4 +1,4 @@
-"""fp32 logits of the decoder against transformers' own Llama, over prefill, chunks, scattered and shared blocks, and decode."""
+"""fp32 logits of the decoder against transformers' Llama: prefill, chunks, scattered and shared blocks, decode."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from paged import PagedModel
 
 from octavo.models.catalog import ModelSource
 from octavo.models.loader import load_model
+from octavo.ops.cpu import CpuOps
 from octavo.ops.reference import ReferenceOps
 
 LLAMA3 = {
@@ -34,10 +35,18 @@ VARIANTS = {
 }
 
 
+OPS = {"reference": ReferenceOps, "cpu": lambda: CpuOps(torch.float32)}
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
-def pair(request, make_llama):
-    folder, oracle = make_llama(**VARIANTS[request.param])
-    return load_model(ModelSource("test", folder), ReferenceOps()).decoder, oracle
+def checkpoint(request, make_llama):
+    return make_llama(**VARIANTS[request.param])
+
+
+@pytest.fixture(scope="module", params=OPS)
+def pair(request, checkpoint):
+    folder, oracle = checkpoint
+    return load_model(ModelSource("test", folder), OPS[request.param]()).decoder, oracle
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -96,8 +105,13 @@ def test_a_row_reads_blocks_that_another_row_of_the_same_step_fills(pair):
 def test_what_a_former_owner_left_in_a_block_changes_nothing(pair):
     decoder, oracle = pair
     model = PagedModel(decoder)
-    for layer in model.cache:
-        layer.fill_(float("nan"))
+    former = model.sequence()
+    norm = decoder._layers[0].attention_norm
+    healthy = norm.clone()
+    norm.fill_(float("nan"))
+    assert model.step([(former, tokens_of(8, 100))]).isnan().all()
+    norm.copy_(healthy)
+    model.free.extend(former.blocks)
     tokens = tokens_of(4, 21)
     logits = model.step([(model.sequence(), tokens)], padding=1)
     torch.testing.assert_close(logits[0], logits_of(oracle, tokens)[-1], atol=1e-4, rtol=0)

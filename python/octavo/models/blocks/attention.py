@@ -44,7 +44,7 @@ class Attention:
             batch.positions,
             self._rope,
             kv_cache,
-            batch.attention.slot_mapping,
+            step,
             q_norm=self._q_norm,
             k_norm=self._k_norm,
             eps=self._eps,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
-
+from octavo._core import Gguf
 from octavo.models.weights.base import MappedFile, MappedTensor, WeightError
 from octavo.ops.base import StoredTensor
 
@@ -23,18 +22,12 @@ class GgufFile:
         if not path.is_file():
             raise WeightError(f"{path}: no such file")
         try:
-            reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OSError, OverflowError) as error:
-            raise WeightError(f"{path}: damaged GGUF header: {error}") from error
-        self.metadata: Mapping[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+            header = Gguf(path)
+        except ValueError as error:
+            raise WeightError(f"{path}: {error}") from error
+        self.metadata: Mapping[str, Any] = header.metadata()
         file = MappedFile(path)
         self.tensors: Mapping[str, StoredTensor] = {
-            tensor.name: MappedTensor(
-                file,
-                tensor.name,
-                tuple(int(size) for size in reversed(tensor.shape)),
-                tensor.tensor_type.name,
-                int(tensor.data_offset),
-            )
-            for tensor in reader.tensors
+            name: MappedTensor(file, name, tuple(reversed(dims)), storage, offset)
+            for name, dims, storage, offset, _ in header.tensors()
         }

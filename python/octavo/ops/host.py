@@ -1,0 +1,51 @@
+"""From stored tensors to torch tensors: what every torch op set does when it loads weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.ops.base import StoredTensor
+
+_PIECE_BYTES = 16 << 20
+
+
+def read_vector(source: StoredTensor, device: torch.device, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
+    """The vector plus `offset`."""
+    vector = torch.from_numpy(source.float32()) + offset
+    source.release()
+    return vector.to(device, dtype)
+
+
+def read_matrix(parts: Sequence[StoredTensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The parts, each `[out_i, in]`, dequantized and stacked; needs the result and one piece of 16 MiB at a time.
+
+    Raises:
+        ValueError: the parts' inputs differ.
+    """
+    width = parts[0].shape[1]
+    if any(part.shape[1] != width for part in parts):
+        raise ValueError(f"weights {[part.name for part in parts]} have inputs {[part.shape[1] for part in parts]}")
+    result = torch.empty(sum(part.shape[0] for part in parts), width, device=device, dtype=dtype)
+    step = max(1, _PIECE_BYTES // (4 * width))
+    first = 0
+    for part in parts:
+        for start in range(0, part.shape[0], step):
+            stop = min(start + step, part.shape[0])
+            result[first + start : first + stop] = torch.from_numpy(part.float32(start, stop))
+        first += part.shape[0]
+        part.release()
+    return result
+
+
+def read_bias(biases: Sequence[StoredTensor], device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """The biases one after another, or None."""
+    return torch.cat([read_vector(bias, device, dtype) for bias in biases]) if biases else None
+
+
+def rope_angles(inv_freq: Sequence[float], magnitude: float, max_positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[max_positions, len(inv_freq)]` times `magnitude`; angles are fp32, as in training."""
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), torch.tensor(inv_freq)).double()
+    return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()

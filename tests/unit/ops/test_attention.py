@@ -1,0 +1,174 @@
+"""Rotation, storing and paged attention of both op sets against a naive loop over tokens and heads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from octavo.ops.base import AttentionMetadata
+from octavo.ops.cpu import CpuOps
+from octavo.ops.reference import ReferenceOps
+
+OPS = {"reference": ReferenceOps, "cpu": lambda: CpuOps(torch.float32)}
+HEADS, KV_HEADS, DIM, BLOCK, EPS = 6, 2, 16, 8, 1e-6
+INV_FREQ = [10.0 ** (-i / 4) for i in range(8)]
+
+
+class Step:
+    """Rows of (tokens already cached, new tokens), their keys and values random and the cached ones stored in a first step."""
+
+    def __init__(self, ops, rows: list[tuple[int, int]], seed: int = 0):
+        self.ops = ops
+        self.rows = rows
+        generator = torch.Generator().manual_seed(seed)
+        self.qkv = [torch.randn(old + new, (HEADS + 2 * KV_HEADS) * DIM, generator=generator) for old, new in rows]
+        counts = [-(-(old + new) // BLOCK) for old, new in rows]
+        ids = torch.randperm(sum(counts), generator=generator) + 1
+        self.blocks = list(ids.split(counts))
+        self.cache = ops.kv_cache(sum(counts) + 1, KV_HEADS, BLOCK, DIM)
+
+    def run(self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False) -> torch.Tensor:
+        rope = self.ops.rope_table(inv_freq, 1.5, 512)
+        for first in (True, False):
+            spans = [(0, old) if first else (old, old + new) for old, new in self.rows]
+            spans, blocks, qkv = zip(
+                *[(s, b, x[s[0] : s[1]]) for s, b, x in zip(spans, self.blocks, self.qkv, strict=True) if s[0] < s[1]],
+                strict=True,
+            )
+            positions = torch.cat([torch.arange(*span) for span in spans])
+            slots = torch.cat(
+                [
+                    b[torch.arange(*s) // BLOCK] * BLOCK + torch.arange(*s) % BLOCK
+                    for s, b in zip(spans, blocks, strict=True)
+                ]
+            )
+            lengths = [stop - start for start, stop in spans]
+            step = self.ops.prepare_attention(
+                AttentionMetadata(
+                    slot_mapping=slots,
+                    query_start_loc=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
+                    seq_lens=torch.tensor([stop for _, stop in spans], dtype=torch.int32),
+                    block_table=torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True).int(),
+                    block_size=BLOCK,
+                    max_query_len=max(lengths),
+                    max_seq_len=max(stop for _, stop in spans),
+                    num_decode_rows=0,
+                )
+            )
+            q = self.ops.rotate_and_store(
+                torch.cat(qkv),
+                positions,
+                rope,
+                self.cache,
+                step,
+                q_norm=norms[0],
+                k_norm=norms[1],
+                eps=EPS,
+                interleaved=interleaved,
+            )
+        return self.ops.attention(q, self.cache, step, scale=0.3, window=window, softcap=softcap)
+
+    def naive(
+        self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False
+    ) -> torch.Tensor:
+        out = []
+        for (old, new), qkv in zip(self.rows, self.qkv, strict=True):
+            heads = qkv.double().view(old + new, -1, DIM)
+            for token in range(old, old + new):
+                for head in range(HEADS):
+                    kv = HEADS + head // (HEADS // KV_HEADS)
+                    query = naive_rotate(naive_norm(heads[token, head], norms[0]), token, inv_freq, interleaved)
+                    scores = {}
+                    for other in range(token + 1):
+                        if window is not None and token - other >= window:
+                            continue
+                        key = naive_rotate(naive_norm(heads[other, kv], norms[1]), other, inv_freq, interleaved)
+                        score = 0.3 * float(query @ key)
+                        scores[other] = softcap * math.tanh(score / softcap) if softcap else score
+                    top = max(scores.values())
+                    weights = {other: math.exp(score - top) for other, score in scores.items()}
+                    values = sum(w * heads[other, kv + KV_HEADS] for other, w in weights.items())
+                    out.append(values / sum(weights.values()))
+        return torch.stack(out).view(-1, HEADS * DIM).float()
+
+
+def naive_norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    return x if weight is None else x / (x.square().mean() + EPS).sqrt() * weight.double()
+
+
+def naive_rotate(x: torch.Tensor, position: int, inv_freq: list[float], interleaved: bool) -> torch.Tensor:
+    """With the magnitude 1.5 that `run` gives to the table."""
+    result = x.clone()
+    for i, freq in enumerate(inv_freq):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + len(inv_freq))
+        cos, sin = 1.5 * math.cos(position * freq), 1.5 * math.sin(position * freq)
+        result[a], result[b] = x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin
+    return result
+
+
+@pytest.fixture(params=OPS)
+def ops(request):
+    return OPS[request.param]()
+
+
+MIXED = [(30, 1), (9, 1), (0, 1), (17, 4), (0, 21), (140, 2)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 5},
+        {"window": 1},
+        {"softcap": 2.0},
+        {"window": 12, "softcap": 1.0},
+        {"interleaved": True},
+        {"inv_freq": INV_FREQ[:3]},
+        {"inv_freq": INV_FREQ[:3], "interleaved": True},
+        {"norms": (torch.linspace(0.5, 2.0, DIM), torch.linspace(2.0, 0.5, DIM))},
+    ],
+    ids=lambda options: "+".join(options) or "plain",
+)
+def test_a_mixed_step_equals_the_naive_loop(ops, options):
+    step = Step(ops, MIXED)
+    torch.testing.assert_close(step.run(**options), step.naive(**options), atol=2e-5, rtol=1e-5)
+
+
+def test_many_rows_of_one_token_equal_the_naive_loop(ops):
+    step = Step(ops, [(i, 1) for i in range(0, 40, 3)], seed=4)
+    torch.testing.assert_close(step.run(), step.naive(), atol=2e-5, rtol=1e-5)
+
+
+def test_padding_rows_and_tokens_write_to_the_null_block_only(ops):
+    cache = ops.kv_cache(3, KV_HEADS, BLOCK, DIM)
+    step = ops.prepare_attention(
+        AttentionMetadata(
+            slot_mapping=torch.tensor([BLOCK, 0, 1]),
+            query_start_loc=torch.tensor([0, 1, 1], dtype=torch.int32),
+            seq_lens=torch.tensor([1, 0], dtype=torch.int32),
+            block_table=torch.tensor([[1], [0]], dtype=torch.int32),
+            block_size=BLOCK,
+            max_query_len=1,
+            max_seq_len=1,
+            num_decode_rows=1,
+        )
+    )
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * DIM)
+    q = ops.rotate_and_store(
+        qkv,
+        torch.zeros(3, dtype=torch.long),
+        ops.rope_table(INV_FREQ, 1.0, 8),
+        cache,
+        step,
+        q_norm=None,
+        k_norm=None,
+        eps=EPS,
+        interleaved=False,
+    )
+    out = ops.attention(q, cache, step, scale=1.0, window=None, softcap=None)
+    torch.testing.assert_close(out[0].view(HEADS, DIM), qkv[0].view(-1, DIM)[-KV_HEADS:].repeat_interleave(3, 0))
+    assert out.isfinite().all()
+    assert not cache[2].any()
+    assert not cache[1, :, :, 1:].any()
