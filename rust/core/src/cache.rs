@@ -1,5 +1,6 @@
-//! The KV cache as the scheduler sees it: blocks with reference counts, and the prefixes that are cached in some of them.
-//! Owns the block pool and the radix tree and keeps invariants 1–4 of `docs/engine.md` between them.
+//! The KV cache as the scheduler sees it: blocks with reference counts, and the prefixes that are
+//! cached in some of them. Owns the block pool and the radix tree and keeps invariants 1–4 of
+//! `docs/engine.md` between them.
 
 use crate::ids::{BlockId, Namespace};
 use crate::pool::BlockPool;
@@ -8,9 +9,9 @@ use crate::tree::RadixTree;
 
 /// The block pool and the radix tree over it.
 ///
-/// A block is *free* (count 0), *evictable* (only the tree holds it) or *used* (a request holds it, the tree perhaps too).
-/// Whoever holds a cached block also holds every block before it on its path: that is why every evictable block can be evicted,
-/// leaves first.
+/// A block is *free* (count 0), *evictable* (only the tree holds it) or *used* (a request holds it,
+/// the tree perhaps too). Whoever holds a cached block also holds every block before it on its
+/// path: that is why every evictable block can be evicted, leaves first.
 #[derive(Debug)]
 pub struct KvCache {
     pool: BlockPool,
@@ -24,7 +25,8 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// A cache of `num_blocks` blocks of `block_size` tokens each. The null block is one of them and is never allocated.
+    /// A cache of `num_blocks` blocks of `block_size` tokens each. The null block is one of them
+    /// and is never allocated.
     ///
     /// # Panics
     /// If `num_blocks` or `block_size` is 0.
@@ -49,10 +51,12 @@ impl KvCache {
         self.tree.root(ns)
     }
 
-    /// Extends `cursor` along cached blocks of `tokens` (all of the request's known tokens, from position 0) to at most `max_blocks` in
-    /// all. Reads only. Costs O(new blocks) while the cursor is valid; a stale one, or one of another namespace, starts again at the root.
+    /// Extends `cursor` along cached blocks of `tokens` (all of the request's known tokens, from
+    /// position 0) to at most `max_blocks` in all. Reads only. Costs O(new blocks) while the cursor
+    /// is valid; a stale one, or one of another namespace, starts again at the root.
     ///
-    /// For requests that hold nothing yet: it would make a cursor valid again that `clear` made stale.
+    /// For requests that hold nothing yet: it would make a cursor valid again that `clear` made
+    /// stale.
     pub fn extend_match(
         &self,
         ns: Namespace,
@@ -87,10 +91,12 @@ impl KvCache {
             .count() as u32
     }
 
-    /// Takes one reference on each block of the matched path and appends the blocks to `out`, in the order of their tokens.
+    /// Takes one reference on each block of the matched path and appends the blocks to `out`, in
+    /// the order of their tokens.
     ///
     /// # Panics
-    /// If `cursor` is stale. `extend_match` makes it valid; `allocate` and `clear` may make it stale.
+    /// If `cursor` is stale. `extend_match` makes it valid; `allocate` and `clear` may make it
+    /// stale.
     pub fn take_match(&mut self, cursor: Cursor, out: &mut Vec<BlockId>) {
         assert!(
             self.tree.is_valid(cursor),
@@ -104,8 +110,8 @@ impl KvCache {
         out[start..].reverse();
     }
 
-    /// Appends `n` blocks, each with one reference, to `out`; evicts as many least recently used blocks as the free list lacks.
-    /// False, and nothing changes, if fewer than `n` are available.
+    /// Appends `n` blocks, each with one reference, to `out`; evicts as many least recently used
+    /// blocks as the free list lacks. False, and nothing changes, if fewer than `n` are available.
     pub fn allocate(&mut self, n: u32, out: &mut Vec<BlockId>) -> bool {
         if n > self.num_available() {
             return false;
@@ -114,11 +120,13 @@ impl KvCache {
         self.pool.allocate(n, out)
     }
 
-    /// Publishes full blocks (`tokens.len() == blocks.len() * block_size`) below the cursor and advances it. The caller holds `blocks`, and the
-    /// path above the cursor, in its table or as shadows.
+    /// Publishes full blocks (`tokens.len() == blocks.len() * block_size`) below the cursor and
+    /// advances it. The caller holds `blocks`, and the path above the cursor, in its table or as
+    /// shadows.
     ///
-    /// Where the tree has the same tokens in another block already, the caller keeps its private one, and a reference on the tree's is
-    /// taken and appended to `shadows`. A stale cursor publishes nothing: the content of its blocks predates `clear`.
+    /// Where the tree has the same tokens in another block already, the caller keeps its private
+    /// one, and a reference on the tree's is taken and appended to `shadows`. A stale cursor
+    /// publishes nothing: the content of its blocks predates `clear`.
     ///
     /// # Panics
     /// If the lengths differ, if nobody holds the path, or if a new block is free, cached elsewhere
@@ -178,8 +186,9 @@ impl KvCache {
         }
     }
 
-    /// Drops one reference on each block; blocks of a table and shadows alike. A request drops all of them before anything else is asked
-    /// of the cache. This is the use that "least recently used" speaks of.
+    /// Drops one reference on each block; blocks of a table and shadows alike. A request drops all
+    /// of them before anything else is asked of the cache. This is the use that "least recently
+    /// used" speaks of.
     ///
     /// # Panics
     /// If a block is free.
@@ -194,7 +203,8 @@ impl KvCache {
         }
     }
 
-    /// Forgets every cached prefix: evictable blocks become free, used ones merely leave the tree. All cursors become stale.
+    /// Forgets every cached prefix: evictable blocks become free, used ones merely leave the tree.
+    /// All cursors become stale.
     pub fn clear(&mut self) {
         let pool = &mut self.pool;
         self.tree.clear(|block| {
@@ -244,8 +254,8 @@ impl KvCache {
         self.pool.count(block)
     }
 
-    /// Recomputes every count and every set from first principles and compares. `holders` are all lists of references that requests
-    /// hold: tables and shadows.
+    /// Recomputes every count and every set from first principles and compares. `holders` are all
+    /// lists of references that requests hold: tables and shadows.
     ///
     /// # Errors
     /// What differs first, in words.
@@ -288,7 +298,8 @@ impl KvCache {
         }
     }
 
-    /// Frees the `n` evictable blocks that were used least recently, leaves first; ties go by block id.
+    /// Frees the `n` evictable blocks that were used least recently, leaves first; ties go by block
+    /// id.
     fn evict(&mut self, n: u32) {
         let mut missing = n;
         while missing > 0 {

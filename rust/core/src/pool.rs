@@ -1,4 +1,5 @@
-//! Owns every block's reference count and the free list. Knows nothing of tokens or of who holds a reference.
+//! Owns every block's reference count and the free list. Knows nothing of tokens or of who holds a
+//! reference.
 
 use crate::ids::BlockId;
 
@@ -6,7 +7,8 @@ use crate::ids::BlockId;
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     counts: Vec<u32>,
-    /// A stack. Lists are released from their end, so that they come back in the order of their tokens.
+    /// A stack. Lists are released from their end, so that they come back in the order of their
+    /// tokens.
     free: Vec<BlockId>,
 }
 
@@ -36,7 +38,8 @@ impl BlockPool {
         self.counts[block.0 as usize]
     }
 
-    /// Appends `n` free blocks, each with one reference, to `out`. False, and nothing changes, if fewer are free.
+    /// Appends `n` free blocks, each with one reference, to `out`. False, and nothing changes, if
+    /// fewer are free.
     pub(crate) fn allocate(&mut self, n: u32, out: &mut Vec<BlockId>) -> bool {
         let Some(rest) = self.free.len().checked_sub(n as usize) else {
             return false;

@@ -1,10 +1,12 @@
-//! The radix tree of cached prefixes: which block holds which tokens below which prefix, and which leaf goes first.
-//! Knows nothing of requests or reference counts: its owner says when a block becomes idle (held by the tree only) or used.
+//! The radix tree of cached prefixes: which block holds which tokens below which prefix, and which
+//! leaf goes first. Knows nothing of requests or reference counts: its owner says when a block
+//! becomes idle (held by the tree only) or used.
 //!
-//! Every node is one block, addressed by its id, so an edge of the radix tree is a chain of blocks: the first child of a
-//! block is linked directly (`next`), and only its siblings, and the first blocks of namespaces, are found by a hash. Walking an
-//! edge therefore costs one exact comparison per block and no hash, and two prompts that part in the middle of an edge
-//! split nothing: the second becomes a branch of the last common block.
+//! Every node is one block, addressed by its id, so an edge of the radix tree is a chain of blocks:
+//! the first child of a block is linked directly (`next`), and only its siblings, and the first
+//! blocks of namespaces, are found by a hash. Walking an edge therefore costs one exact comparison
+//! per block and no hash, and two prompts that part in the middle of an edge split nothing: the
+//! second becomes a branch of the last common block.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -13,8 +15,8 @@ use crate::ids::{BlockId, Namespace};
 
 mod integrity;
 
-/// Where a path of cached blocks ends. Valid until its last block leaves the tree; from then on it is stale, for ever, because every
-/// publication has a stamp of its own.
+/// Where a path of cached blocks ends. Valid until its last block leaves the tree; from then on it
+/// is stale, for ever, because every publication has a stamp of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     pub(crate) ns: Namespace,
@@ -44,7 +46,8 @@ struct Node {
     num_branches: u32,
     /// The next entry of this block's bucket, if it is in the branch table.
     chain: BlockId,
-    /// Number of this publication; 0 if the block is not in the tree. The root's changes with `clear`.
+    /// Number of this publication; 0 if the block is not in the tree. The root's changes with
+    /// `clear`.
     stamp: u64,
     last_use: u64,
 }
@@ -59,7 +62,8 @@ pub(crate) struct RadixTree {
     namespaces: Vec<Namespace>,
     /// The branch table: heads of chains of blocks. As many as blocks, so it never grows.
     buckets: Vec<BlockId>,
-    /// SipHash under random keys: nobody can choose prompts that collide. It finds candidates, tokens decide.
+    /// SipHash under random keys: nobody can choose prompts that collide. It finds candidates,
+    /// tokens decide.
     hasher: RandomState,
     idle_leaves: BTreeSet<LeafKey>,
     num_cached: u32,
@@ -159,7 +163,8 @@ impl RadixTree {
         None
     }
 
-    /// Adds `block`, used and not in the tree, with `tokens` below a valid cursor that has no such child and whose block is used.
+    /// Adds `block`, used and not in the tree, with `tokens` below a valid cursor that has no such
+    /// child and whose block is used.
     pub(crate) fn insert(&mut self, cursor: Cursor, tokens: &[u32], block: BlockId) {
         self.last_stamp += 1;
         self.num_cached += 1;
@@ -251,7 +256,8 @@ impl RadixTree {
         node.next == BlockId::NULL && node.num_branches == 0
     }
 
-    /// Forgets everything; calls `removed` for each block that was in the tree. All cursors become stale.
+    /// Forgets everything; calls `removed` for each block that was in the tree. All cursors become
+    /// stale.
     pub(crate) fn clear(&mut self, mut removed: impl FnMut(BlockId)) {
         for id in (1..self.nodes.len()).rev() {
             if std::mem::take(&mut self.nodes[id]).stamp != 0 {

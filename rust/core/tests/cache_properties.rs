@@ -1,6 +1,8 @@
-//! Random histories of the KV cache against a naive model: a map from (namespace, exact prefix) to a block, and a list of requests.
+//! Random histories of the KV cache against a naive model: a map from (namespace, exact prefix) to
+//! a block, and a list of requests.
 //!
-//! Tokens come from an alphabet of two, so that prompts part within edges, repeat each other and publish duplicates all the time.
+//! Tokens come from an alphabet of two, so that prompts part within edges, repeat each other and
+//! publish duplicates all the time.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,7 +140,8 @@ impl World {
             .collect()
     }
 
-    /// Of all cached blocks that nothing holds and nothing is cached below, the one used least recently.
+    /// Of all cached blocks that nothing holds and nothing is cached below, the one used least
+    /// recently.
     fn next_victim(&self) -> Option<Prefix> {
         let is_leaf = |(ns, tokens): &Prefix| {
             !self
@@ -154,7 +157,8 @@ impl World {
             .map(|(prefix, _)| prefix.clone())
     }
 
-    /// Allocates in the cache and in the model; both must agree on whether it fits and on which blocks are evicted.
+    /// Allocates in the cache and in the model; both must agree on whether it fits and on which
+    /// blocks are evicted.
     fn allocate(&mut self, n: usize) -> Option<Vec<BlockId>> {
         let mut usable = self.free();
         let fits = n <= usable.len() + self.num_evictable();

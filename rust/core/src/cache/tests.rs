@@ -80,6 +80,20 @@ fn every_block_but_the_null_block_is_allocated() {
 }
 
 #[test]
+fn blocks_of_one_request_are_allocated_again_in_their_order() {
+    let mut cache = cache(5);
+    let private = Request::start(&mut cache, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let table = private.table.clone();
+    private.finish(&mut cache, &[]);
+    assert_eq!(Request::run(&mut cache, &[1, 2, 3, 4, 5, 6, 7, 8]), table);
+    assert_eq!(
+        Request::run(&mut cache, &[8, 7, 6, 5, 4, 3, 2, 1]),
+        table,
+        "after eviction too"
+    );
+}
+
+#[test]
 fn an_allocation_that_does_not_fit_changes_nothing() {
     let mut cache = cache(5);
     Request::run(&mut cache, &[1, 2, 3, 4]);

@@ -6,8 +6,8 @@ use super::{LeafKey, RadixTree};
 use crate::ids::BlockId;
 
 impl RadixTree {
-    /// Compares links, branch table and idle leaves with what the parent links and `is_idle` say. Returns how many blocks an
-    /// eviction that takes only idle leaves could reach.
+    /// Compares links, branch table and idle leaves with what the parent links and `is_idle` say.
+    /// Returns how many blocks an eviction that takes only idle leaves could reach.
     pub(crate) fn check(&self, is_idle: impl Fn(BlockId) -> bool) -> Result<u32, String> {
         let cached: Vec<BlockId> = (1..self.nodes.len() as u32)
             .map(BlockId)
@@ -59,7 +59,8 @@ impl RadixTree {
         Ok(order)
     }
 
-    /// Checks each block's links to its children and returns the children that belong in the branch table.
+    /// Checks each block's links to its children and returns the children that belong in the branch
+    /// table.
     fn check_children(&self, children: &[Vec<BlockId>]) -> Result<HashSet<BlockId>, String> {
         let mut branches = HashSet::new();
         for (id, children) in children.iter().enumerate() {

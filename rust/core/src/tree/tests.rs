@@ -39,6 +39,7 @@ fn small_tree(num_buckets: u32) -> RadixTree {
 #[test]
 fn keys_that_all_collide_are_told_apart_by_parent_namespace_and_tokens() {
     let mut tree = small_tree(1);
+    insert(&mut tree, NS[1], &[7, 9], &[8]);
     let expected = [
         (0, 1, Some(2)),
         (0, 2, Some(3)),
@@ -52,7 +53,7 @@ fn keys_that_all_collide_are_told_apart_by_parent_namespace_and_tokens() {
     }
     assert_eq!(find(&tree, Namespace(3), &[7]), None);
     // From the middle, the end and the start of the one chain there is.
-    for (block, parent) in [(3, 1), (6, 5), (4, 1), (2, 1), (1, 0), (5, 0)] {
+    for (block, parent) in [(3, 1), (6, 5), (8, 5), (4, 1), (2, 1), (1, 0), (5, 0)] {
         assert!(tree.is_leaf(BlockId(block)));
         assert_eq!(tree.remove_leaf(BlockId(block)), BlockId(parent));
         assert_eq!(tree.check(|_| false), Ok(0));
