@@ -22,7 +22,7 @@ use mark::Marker;
 
 const NAME: &str = "chat_template";
 /// Instructions a template may execute for one prompt.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 10_000_000;
 /// Bytes of text a template may produce.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Bytes of source a template may have.

@@ -1,5 +1,7 @@
 //! Byte-level BPE tokenizers from the metadata of GGUF files (`tokenizer.ggml.model = gpt2`).
 
+use std::collections::HashSet;
+
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -51,21 +53,19 @@ impl Tokenizer {
             .zip(0..)
             .map(|(token, id)| (token.to_owned(), id))
             .collect();
-        let merges = split_merges(gguf.require(MERGES)?, &vocab)?;
+        let merges: &StringArray = gguf.require(MERGES)?;
         let bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
+            .vocab_and_merges(vocab, split_merges(merges, tokens)?)
             .ignore_merges(rules.ignore_merges)
             .build()
-            .map_err(|error| TokenizerError::Encode {
-                reason: error.to_string(),
-            })?;
+            .map_err(|error| explain(merges, tokens, &error))?;
 
         let mut inner = tokenizers::Tokenizer::new(bpe);
         inner.with_pre_tokenizer(Some(pre_tokenizer(rules)?));
         inner.with_decoder(Some(ByteLevel::default()));
         inner
             .add_tokens(added_tokens(gguf, tokens)?)
-            .map_err(|error| TokenizerError::Encode {
+            .map_err(|error| TokenizerError::Build {
                 reason: error.to_string(),
             })?;
 
@@ -120,31 +120,48 @@ impl Tokenizer {
     }
 }
 
-/// Splits `"left right"` pairs and checks that both and their union are tokens, which the model builder relies on.
-fn split_merges(merges: &StringArray, vocab: &Vocab) -> Result<Merges, TokenizerError> {
+/// Splits `"left right"` pairs; the model builder relies on no union being longer than the longest token.
+fn split_merges(merges: &StringArray, tokens: &StringArray) -> Result<Merges, TokenizerError> {
+    let longest = tokens.iter().map(str::len).max().unwrap_or(0);
     let mut pairs = Vec::with_capacity(merges.len());
-    let mut union = String::new();
     for (index, merge) in merges.iter().enumerate() {
-        let invalid = |reason| TokenizerError::InvalidMerge {
-            index,
-            merge: merge.to_owned(),
-            reason,
-        };
         let (left, right) = merge
             .split_once(' ')
-            .ok_or_else(|| invalid("it has no space"))?;
-        if !vocab.contains_key(left) || !vocab.contains_key(right) {
-            return Err(invalid("a part is not a token"));
-        }
-        union.clear();
-        union.push_str(left);
-        union.push_str(right);
-        if !vocab.contains_key(&union) {
-            return Err(invalid("the result is not a token"));
+            .ok_or_else(|| invalid_merge(index, merge, "it has no space"))?;
+        if left.len() + right.len() > longest {
+            return Err(invalid_merge(index, merge, "the result is not a token"));
         }
         pairs.push((left.to_owned(), right.to_owned()));
     }
     Ok(pairs)
+}
+
+/// Finds the merge that the model builder refused: a part or the result of it is not a token.
+fn explain(
+    merges: &StringArray,
+    tokens: &StringArray,
+    refusal: &tokenizers::Error,
+) -> TokenizerError {
+    let known: HashSet<&str> = tokens.iter().collect();
+    for (index, merge) in merges.iter().enumerate() {
+        if !merge.split(' ').all(|part| known.contains(part)) {
+            return invalid_merge(index, merge, "a part is not a token");
+        }
+        if !known.contains(merge.replacen(' ', "", 1).as_str()) {
+            return invalid_merge(index, merge, "the result is not a token");
+        }
+    }
+    TokenizerError::Build {
+        reason: refusal.to_string(),
+    }
+}
+
+fn invalid_merge(index: usize, merge: &str, reason: &'static str) -> TokenizerError {
+    TokenizerError::InvalidMerge {
+        index,
+        merge: merge.to_owned(),
+        reason,
+    }
 }
 
 /// The splitting rules and the byte alphabet as the steps of one pre-tokenizer.
@@ -162,7 +179,7 @@ pub(super) fn splitter(rules: Rules) -> Result<Sequence, TokenizerError> {
         let pattern = SplitPattern::Regex((*pattern).to_owned());
         let split =
             Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(|error| {
-                TokenizerError::Encode {
+                TokenizerError::Build {
                     reason: error.to_string(),
                 }
             })?;

@@ -21,6 +21,9 @@ use crate::detokenizer::Utf8Decoder;
 use bytes::{ByteTable, DecoderKind};
 pub use config::SpecialIds;
 
+/// Most tokens a vocabulary may have; tables indexed by id are sized by the largest id of the file.
+const MAX_VOCAB_SIZE: usize = 1 << 24;
+
 /// Why a tokenizer cannot be loaded, or a text cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages name every field")]
@@ -62,6 +65,8 @@ pub enum TokenizerError {
         merge: String,
         reason: &'static str,
     },
+    #[error("cannot build the tokenizer: {reason}")]
+    Build { reason: String },
     #[error("cannot encode the text: {reason}")]
     Encode { reason: String },
 }
@@ -124,6 +129,13 @@ impl Tokenizer {
         let (prefix, suffix) = surrounding_ids(&inner)?;
         let vocab = inner.get_vocab(true);
         let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
+        if vocab_size > MAX_VOCAB_SIZE {
+            let reason = format!(
+                "it has ids up to {}, at most {MAX_VOCAB_SIZE} tokens are accepted",
+                vocab_size - 1
+            );
+            return Err(TokenizerError::InvalidJson { reason });
+        }
         let mut tokens = vec![""; vocab_size];
         for (token, &id) in &vocab {
             tokens[id as usize] = token;

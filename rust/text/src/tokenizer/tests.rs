@@ -317,6 +317,10 @@ fn a_tokenizer_json_that_contradicts_itself_is_an_error() {
         Err(TokenizerError::InvalidJson { .. })
     ));
     let mut json = sentencepiece_json();
+    json["model"]["vocab"]["far"] = json!(u32::MAX);
+    let error = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap_err();
+    assert!(error.to_string().contains("4294967295"), "{error}");
+    let mut json = sentencepiece_json();
     json["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
     let error = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap_err();
     assert!(
