@@ -91,7 +91,7 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
     if model in BUILT_IN:
         return ModelSource(model, _built_in(BUILT_IN[model], say))
     path = Path(model).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if (model and path.is_dir()) or (path.is_file() and path.suffix == ".gguf"):
         return ModelSource(model, path.resolve())
     if path.is_file():
         raise ModelNotFoundError(

