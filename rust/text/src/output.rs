@@ -296,6 +296,17 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_ends_the_choice_is_counted_and_has_no_text() {
+        let mut choice = choice(&options(&["b"]));
+        choice.push(&byte_tokens("éa"));
+        choice.push_hidden();
+        assert_eq!((choice.num_tokens(), choice.text_offsets()), (4, &[0, 0, 1, 2][..]));
+        assert_eq!((choice.finish().delta.as_str(), choice.text()), ("", "éa"));
+        choice.push_hidden();
+        assert_eq!(choice.num_tokens(), 4);
+    }
+
+    #[test]
     fn special_tokens_follow_the_options() {
         for (skip_special_tokens, expected) in [(true, "ab"), (false, "a<|im_end|>b")] {
             let mut choice = choice(&TextOptions {

@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import jinja2.sandbox
 from gguf import GGUFReader
@@ -81,7 +82,7 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choice(alphabet) for _ in range(rng.randint(1, 40)))
 
 
-def smollm2(fields: dict) -> Tokenizer:
+def smollm2(fields: dict[str, Any]) -> Tokenizer:
     """The tokenizer of the GGUF file, with the splitting rules of its original `tokenizer.json`."""
     tokens = fields["tokenizer.ggml.tokens"].contents()
     types = fields["tokenizer.ggml.token_type"].contents()
@@ -101,7 +102,7 @@ def split(patterns: list[str], text: str) -> list[str]:
     return [piece for piece, _ in pre_tokenizers.Sequence(steps).pre_tokenize_str(text)]
 
 
-def render(template: str, messages: list, generate: bool) -> str:
+def render(template: str, messages: list[dict[str, str]], generate: bool) -> str:
     """The prompt as Jinja2 renders it, set up as in transformers."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(messages=messages, add_generation_prompt=generate)
