@@ -300,7 +300,10 @@ mod tests {
         let mut choice = choice(&options(&["b"]));
         choice.push(&byte_tokens("éa"));
         choice.push_hidden();
-        assert_eq!((choice.num_tokens(), choice.text_offsets()), (4, &[0, 0, 1, 2][..]));
+        assert_eq!(
+            (choice.num_tokens(), choice.text_offsets()),
+            (4, &[0, 0, 1, 2][..])
+        );
         assert_eq!((choice.finish().delta.as_str(), choice.text()), ("", "éa"));
         choice.push_hidden();
         assert_eq!(choice.num_tokens(), 4);
