@@ -155,7 +155,7 @@ class CpuOps:
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """`x @ weight.T + bias`, fp32 in and out."""
         if weight.int4 is not None and (x.shape[0] <= _PACKED_ROWS or weight.dense is None):
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
                 x.bfloat16(), weight.int4[0], _GROUP, weight.int4[1]
             ).float()
         elif weight.int8 is not None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-# On a CPU so many leading values are tried before the whole row is sorted; a constant, so that no row depends on
-# another.
-_HEAD: Final = 1024
+from octavo.sampling import host
+
+# On a CPU so many leading values are tried before the whole row; constants, so that no row depends on another.
+_HEADS: Final = (512, 8192)
 
 
 def keep_thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -29,29 +29,39 @@ def keep_thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
     Returns:
         float32 `[m]`, -inf where everything stays.
     """
-    # From `softmax`, whose sum over a row never depends on the other rows.
-    mass = torch.softmax(logits, dim=-1).amax(dim=-1).double().reciprocal()
     vocab_size = logits.shape[1]
     top_k = torch.where(top_k < vocab_size, top_k, 0)
     if logits.device.type != "cpu":
-        return _thresholds(logits.sort(dim=-1, descending=True).values, mass, top_k, top_p, min_p, whole=True)[0]
-    if vocab_size <= _HEAD:
-        return _thresholds(_largest(logits, vocab_size), mass, top_k, top_p, min_p, whole=True)[0]
-    threshold, settled = _thresholds(_largest(logits, _HEAD), mass, top_k, top_p, min_p, whole=False)
-    if not settled.all():
-        rest = (~settled).nonzero().squeeze(1)
-        values = _largest(logits[rest], vocab_size)
-        threshold[rest] = _thresholds(values, mass[rest], top_k[rest], top_p[rest], min_p[rest], whole=True)[0]
+        values = logits.sort(dim=-1, descending=True).values
+        return _thresholds(values, _mass(logits), top_k, top_p, min_p, whole=True)[0]
+    threshold = min_p.log()
+    mass = torch.ones(len(logits), dtype=torch.float64)
+    open_nucleus = ((top_k <= 0) & (top_p < 1)).nonzero().squeeze(1)
+    if len(open_nucleus):
+        mass[open_nucleus] = _mass(_of(logits, open_nucleus))
+    rest = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1)
+    for head in (*_HEADS, vocab_size):
+        if not len(rest):
+            break
+        if head > vocab_size:
+            continue
+        values = host.largest(_of(logits, rest), head)
+        found, settled = _thresholds(
+            values, mass[rest], top_k[rest], top_p[rest], min_p[rest], whole=head == vocab_size
+        )
+        threshold[rest] = found
+        rest = rest[~settled]
     return threshold
 
 
-def _largest(logits: Tensor, count: int) -> Tensor:
-    """The `count` largest values of each row of a CPU tensor, descending: NumPy sorts with SIMD, torch does not."""
-    values = -logits.numpy()
-    if count < values.shape[1]:
-        values = np.partition(values, count - 1, axis=1)[:, :count]
-    values.sort(axis=1)
-    return torch.from_numpy(values).neg_()
+def _of(logits: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, in order; no copy if that is all of them."""
+    return logits if len(rows) == len(logits) else logits[rows]
+
+
+def _mass(logits: Tensor) -> Tensor:
+    """float64 `[m]`: sum of `exp` of each row whose largest is 0; by `softmax`, whose sums never depend on other rows."""
+    return torch.softmax(logits, dim=-1).amax(dim=-1).double().reciprocal()
 
 
 def _thresholds(

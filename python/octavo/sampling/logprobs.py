@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from octavo.sampling import host
+
 # Elements of logits that are alive at a time while prompt tokens are scored (64 MiB of float32).
 _TILE_ELEMENTS: Final = 1 << 24
 
@@ -39,10 +41,14 @@ class Logprobs:
 
 
 def likeliest(values: Tensor, count: int) -> Tensor:
-    """Ids int64 `[m, count]` of the largest of float32 `[m, V]`, falling; equal values by rising id.
+    """Ids int64 `[m, count]` of the largest of float32 `[m, V]`, falling; equal values by rising id."""
+    if values.device.type == "cpu":
+        return host.likeliest(values, count)
+    return sorted_ids(values, count)
 
-    Sorts integers: the float's bits, made monotone, above the complement of the id.
-    """
+
+def sorted_ids(values: Tensor, count: int) -> Tensor:
+    """`likeliest` by sorting integers: the float's bits, made monotone, above the complement of the id."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     ids = torch.arange(values.shape[-1], device=values.device)

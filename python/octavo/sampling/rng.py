@@ -36,8 +36,9 @@ def _signed(word: int) -> int:
 
 
 # (right shift, multiplier) of each round of `triple32`, and its last shift.
-_ROUNDS: Final = ((17, _signed(0xED5A_D4BB)), (11, _signed(0xAC4C_1B51)), (15, _signed(0x3184_8BAB)))
-_LAST_SHIFT: Final = 14
+ROUNDS: Final = ((17, 0xED5A_D4BB), (11, 0xAC4C_1B51), (15, 0x3184_8BAB))
+LAST_SHIFT: Final = 14
+_SIGNED_ROUNDS: Final = tuple((shift, _signed(factor)) for shift, factor in ROUNDS)
 
 
 class Domain(IntEnum):
@@ -97,14 +98,14 @@ def mix(keys: Tensor, words: Tensor) -> Tensor:
     k0, k1, k2, k3 = keys[:, :, None].unbind(1)
     x = words + k0
     scratch = torch.empty_like(x)
-    (shift0, factor0), (shift1, factor1), (shift2, factor2) = _ROUNDS
+    (shift0, factor0), (shift1, factor1), (shift2, factor2) = _SIGNED_ROUNDS
     _xor_shift_(x, shift0, scratch)
     x.mul_(factor0).bitwise_xor_(k1)
     _xor_shift_(x, shift1, scratch)
     x.mul_(factor1).add_(k2)
     _xor_shift_(x, shift2, scratch)
     x.mul_(factor2).bitwise_xor_(k3)
-    _xor_shift_(x, _LAST_SHIFT, scratch)
+    _xor_shift_(x, LAST_SHIFT, scratch)
     return x
 
 

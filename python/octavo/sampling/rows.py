@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -60,18 +61,29 @@ class Positions:
     """`SampleRows` with every request repeated for its `1 + k` positions, and the parameters of each."""
 
     def __init__(self, rows: SampleRows, params: SlotParams) -> None:
-        device = rows.slots.device
         self.rows = rows
         self.width = 1 if rows.draft_tokens is None else 1 + rows.draft_tokens.shape[1]
-        self.index = torch.arange(self.width, device=device).repeat(len(rows.slots))
-        """int64 `[N]`: which of its request's positions each is."""
         self.slots = self._repeat(rows.slots)
         self.num_tokens = self._repeat(rows.num_tokens)
-        self.positions = self.num_tokens + self.index
         self.flags = np.repeat(rows.flags, self.width)
-        self.params: RowParams = params.rows(self.slots)
+        self._slot_params = params
         self.drafts = None if rows.draft_tokens is None else rows.draft_tokens.repeat_interleave(self.width, dim=0)
         """int32 `[N, k]`: all drafts of each position's request."""
+
+    @cached_property
+    def params(self) -> RowParams:
+        """The parameters of each position."""
+        return self._slot_params.rows(self.slots)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """int64 `[N]`: which of its request's positions each is."""
+        return torch.arange(self.width, device=self.slots.device).repeat(len(self.rows.slots))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64 `[N]`: where in its sequence each token to be drawn goes."""
+        return self.num_tokens if self.width == 1 else self.num_tokens + self.index
 
     def _repeat(self, values: Tensor) -> Tensor:
         return values if self.width == 1 else values.repeat_interleave(self.width, dim=0)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from octavo.sampling import rng
+from octavo.sampling import host, rng
 from octavo.sampling.adjust import apply_bans, apply_bias, apply_grammar, apply_penalties
 from octavo.sampling.filter import keep_thresholds
 from octavo.sampling.logprobs import Logprobs, gather_logprobs
@@ -21,9 +21,8 @@ from octavo.sampling.state import GREEDY_TEMPERATURE, SlotParams
 
 LogprobsMode = Literal["raw", "processed"]
 
-# Elements hashed at a time: scratch of a CPU core stays in its second-level cache, that of a device stays small.
-_TILE_ELEMENTS: Final = {"cpu": 1 << 16}
-_DEVICE_TILE_ELEMENTS: Final = 1 << 25
+# Elements hashed at a time on an accelerator: bounds the scratch.
+_TILE_ELEMENTS: Final = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +103,17 @@ class Sampler:
             temperature = at.params.temperature[chosen]
             random = temperature >= GREEDY_TEMPERATURE
             temperature = torch.where(random, temperature, 1.0)[:, None]
-            scaled = (logits[chosen] - best[chosen][:, None]) / temperature
+            # In place: the logits of all rows, or a copy of some.
+            scaled = logits[chosen].sub_(best[chosen][:, None]).div_(temperature)
             threshold = None
             if filtered:
                 limits = at.params.top_k[chosen], at.params.top_p[chosen], at.params.min_p[chosen]
-                threshold = keep_thresholds(scaled, *limits)[:, None]
-            keys = rng.row_keys(params.keys(at.slots[chosen], rng.Domain.TARGET), at.positions[chosen])
+                threshold = keep_thresholds(scaled, *limits)
+            keys = _row_keys(params.keys(at.slots[chosen], rng.Domain.TARGET), at.positions[chosen])
             tokens[chosen] = torch.where(random, _race(scaled, keys, threshold), tokens[chosen])
             if self.logprobs_mode == "processed":
                 if threshold is not None:
-                    scaled.masked_fill_((scaled < threshold) & random[:, None], -torch.inf)
+                    scaled.masked_fill_((scaled < threshold[:, None]) & random[:, None], -torch.inf)
                 logits[chosen] = scaled
 
     def _report(self, logprobs: Tensor, tokens: Tensor, rows: SampleRows, params: SlotParams) -> Logprobs:
@@ -122,31 +122,24 @@ class Sampler:
 
 
 def _argmax(values: Tensor) -> Tensor:
-    """int64 `[n]`: the largest of each row, the lowest index among equals, NaN before all. NumPy is faster here."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(values.numpy().argmax(axis=-1))
-    return values.argmax(dim=-1)
+    """int64 `[n]`: the first of the largest of each row, any NaN before all."""
+    return host.argmax(values) if values.device.type == "cpu" else values.argmax(dim=-1)
+
+
+def _row_keys(keys: Tensor, positions: Tensor) -> Tensor:
+    return host.row_keys(keys, positions) if keys.device.type == "cpu" else rng.row_keys(keys, positions)
 
 
 def _race(scaled: Tensor, keys: Tensor, threshold: Tensor | None) -> Tensor:
-    """Draws from `softmax` of float32 `[m, V]`, of what reaches `threshold` `[m, 1]`; int64 `[m]`."""
-    if threshold is not None and scaled.device.type == "cpu":
-        return _race_of_few(scaled, keys, threshold)
+    """Draws from `softmax` of float32 `[m, V]`, of what reaches `threshold` `[m]`; int64 `[m]`."""
+    if scaled.device.type == "cpu":
+        return host.race(scaled, keys, threshold)
     if threshold is not None:
-        scaled = scaled.masked_fill(scaled < threshold, -torch.inf)
+        scaled = scaled.masked_fill(scaled < threshold[:, None], -torch.inf)
     vocabulary = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    tile = max(1, _TILE_ELEMENTS.get(scaled.device.type, _DEVICE_TILE_ELEMENTS) // scaled.shape[1])
+    tile = max(1, _TILE_ELEMENTS // scaled.shape[1])
     parts = zip(scaled.split(tile), keys.split(tile), strict=True)
-    return torch.cat([_argmax(rng.race(some, key, vocabulary)) for some, key in parts])
-
-
-def _race_of_few(scaled: Tensor, keys: Tensor, threshold: Tensor) -> Tensor:
-    """The same for a CPU, where the number of tokens left may be looked at: only these are hashed."""
-    row, token = (scaled >= threshold).nonzero().unbind(1)
-    scores = torch.full_like(scaled, -torch.inf)
-    entered = scaled[row, token][:, None]
-    scores[row, token] = rng.race(entered, keys[row], token[:, None].int()).squeeze(1)
-    return _argmax(scores)
+    return torch.cat([rng.race(some, key, vocabulary).argmax(dim=-1) for some, key in parts])
 
 
 def _accepted(tokens: Tensor, valid: Tensor, drafts: Tensor | None) -> Tensor:

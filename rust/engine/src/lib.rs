@@ -1,1 +1,9 @@
-//! Threads around `octavo-core`: queues in, outputs out.
+//! Threads around `octavo-core`: requests in from any thread, steps for the loop, updates out to mailboxes.
+//!
+//! `docs/engine.md` says which thread may call what.
+#![forbid(unsafe_code)]
+
+mod collector;
+pub mod engine;
+pub mod mailbox;
+pub mod update;

@@ -1,7 +1,22 @@
 //! PyO3 glue: `octavo._core`. No logic lives here.
+
+mod engine;
+mod plan;
+mod text;
+
 use pyo3::prelude::*;
 
 #[pymodule]
-fn _core(_m: &Bound<'_, PyModule>) -> PyResult<()> {
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add("PLAN", plan::constants(m.py())?)?;
+    m.add("TemplateError", m.py().get_type::<text::TemplateError>())?;
+    m.add_class::<engine::PyEngineCore>()?;
+    m.add_class::<engine::PyMailbox>()?;
+    m.add_class::<engine::PyUpdate>()?;
+    m.add_class::<engine::PyChoiceUpdate>()?;
+    m.add_class::<text::PyTokenizer>()?;
+    m.add_class::<text::PyChatTemplate>()?;
+    m.add_class::<text::PyGguf>()?;
     Ok(())
 }

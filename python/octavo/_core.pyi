@@ -1,0 +1,161 @@
+"""The Rust core: control plane, text, cost model."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.outputs import FinishReason
+
+__version__: str
+
+class _Plan(TypedDict):
+    header: dict[str, int]
+    slot_init: dict[str, int]
+    row_flags: dict[str, int]
+
+PLAN: _Plan
+
+class EngineCore:
+    """The control plane. Methods that wait or work let go of the GIL."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_in_flight: int,
+        vocab_size: int,
+        enable_prefix_caching: bool,
+        host_state: bool,
+        num_layers: int,
+        bytes_per_block: int,
+        max_logprobs: int,
+        tokenizer: Tokenizer | None = None,
+        max_draft_tokens: int = 0,
+    ) -> None: ...
+    def plan_offsets(self) -> dict[str, int]: ...
+    def mailbox(self) -> Mailbox: ...
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: Any,
+        mailbox: Mailbox,
+        *,
+        eos_token_ids: Sequence[int],
+        bad_words: Sequence[Sequence[int]],
+        priority: int = 0,
+        tenant: int = 0,
+        namespace: int = 0,
+        stream: bool = False,
+    ) -> int: ...
+    def abort(self, request_id: int) -> None: ...
+    def wait(self) -> None: ...
+    def schedule(self, buffer: npt.NDArray[np.int32]) -> bool: ...
+    def commit(
+        self,
+        step_id: int,
+        tokens: npt.NDArray[np.int32],
+        num_sampled: npt.NDArray[np.int32],
+        next_drafts: npt.NDArray[np.int32] | None = None,
+        logprob_ids: npt.NDArray[np.int32] | None = None,
+        logprobs: npt.NDArray[np.float32] | None = None,
+        logprob_ranks: npt.NDArray[np.int32] | None = None,
+        prompt_logprobs: Sequence[tuple[int, int, Any, Any, Any]] | None = None,
+    ) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def stats(self) -> dict[str, float]: ...
+    def check_integrity(self) -> None: ...
+    def shut_down(self) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def is_shut_down(self) -> bool: ...
+
+class Mailbox:
+    """Where one caller waits for news of its requests."""
+
+    def receive(self, timeout: float) -> list[Update]: ...
+
+_Position = tuple[list[int], list[float], int]
+
+class Update:
+    """What one request gained since the last update."""
+
+    request_id: int
+    num_cached_tokens: int
+    finished: bool
+    error: str | None
+    prompt_logprobs: list[_Position | None] | None
+    choices: list[ChoiceUpdate]
+
+class ChoiceUpdate:
+    """What one choice gained since the last update."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[_Position]
+    text_offsets: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+class TemplateError(ValueError):
+    """A chat template cannot be compiled, or refuses a conversation."""
+
+class Tokenizer:
+    """Text to token ids and back; immutable and shared between threads."""
+
+    @staticmethod
+    def from_file(path: str | PathLike[str]) -> Tokenizer: ...
+    @staticmethod
+    def from_dir(path: str | PathLike[str]) -> Tokenizer: ...
+    @staticmethod
+    def from_gguf(gguf: Gguf) -> Tokenizer: ...
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]: ...
+    def encode_batch(
+        self, texts: Sequence[str], add_special: bool = False, parse_special: bool = False
+    ) -> list[list[int]]: ...
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
+    def token_bytes(self, id: int) -> bytes: ...
+    def token_str(self, id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def is_special(self, id: int) -> bool: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> list[int]: ...
+    @property
+    def eog_token_ids(self) -> list[int]: ...
+    @property
+    def chat_template(self) -> str | None: ...
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None: ...
+    @property
+    def source(self) -> str: ...
+    def render(
+        self,
+        tokenizer: Tokenizer,
+        messages: str,
+        tools: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: str,
+    ) -> tuple[str, list[int]]: ...
+
+class Gguf:
+    """Metadata and tensor infos of a GGUF file."""
+
+    def __init__(self, path: str | PathLike[str]) -> None: ...
+    def metadata(self) -> dict[str, Any]: ...
+    def tensors(self) -> list[tuple[str, list[int], str, int, int]]: ...

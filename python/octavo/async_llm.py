@@ -1,0 +1,128 @@
+"""Concurrent inference for asyncio programs: the same engine as `LLM`, one stream a request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from octavo.config import DEFAULT_MODEL
+from octavo.errors import EngineError, RequestError
+from octavo.inputs import Message, Prompt, PromptType, check_messages, parse_prompt
+from octavo.llm_engine import LLMEngine
+from octavo.outputs import RequestOutput
+from octavo.requests import RequestAssembler
+from octavo.sampling_params import SamplingParams
+
+_POLL_SECONDS = 1.0
+
+
+class AsyncLLM:
+    """An engine whose requests are awaited; arguments as for `LLM`.
+
+    Example:
+        >>> async for output in llm.generate("Once", SamplingParams(max_tokens=20)):
+        ...     print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **kwargs: Any) -> None:
+        self.engine = LLMEngine.from_kwargs(model=model, **kwargs)
+        self._mailbox = self.engine.core.mailbox()
+        self._queues: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Any]]] = {}
+        self._lock = threading.Lock()
+        self._pump = threading.Thread(target=self._deliver, name="octavo-updates", daemon=True)
+        self._pump.start()
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the output as it grows; the last one is finished. Leaving the iteration, or cancelling it, aborts the request.
+
+        Raises:
+            ParameterError: prompt or parameters are wrong.
+            RequestError: this request failed in the engine.
+        """
+        params = sampling_params or self.engine.default_sampling_params()
+        async for output in self._stream(parse_prompt(prompt), params, priority, cache_salt, tenant):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        **template_arguments: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """As `generate`, for a conversation; without `max_tokens` the answer may use the rest of the context."""
+        params = sampling_params or self.engine.default_sampling_params(chat=True)
+        prompt = self.engine.render_chat(check_messages(messages), **template_arguments)
+        async for output in self._stream(prompt, params, priority, cache_salt, tenant):
+            yield output
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the control plane."""
+        return self.engine.core.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix."""
+        self.engine.core.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Stops the engine; unfinished requests end with `abort`."""
+        self.engine.shutdown()
+        self._pump.join(timeout=2 * _POLL_SECONDS)
+
+    # -- delivery --------------------------------------------------------------------------------------------------
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, tenant: str | None
+    ) -> AsyncIterator[RequestOutput]:
+        loop = asyncio.get_running_loop()
+        # Tokenization of a long prompt must not stop the other streams.
+        submission = await loop.run_in_executor(
+            None,
+            lambda: self.engine.submission(
+                prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant, stream=True
+            ),
+        )
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        with self._lock:  # the pump must find the queue when the first update comes
+            request_id = self.engine.add(submission, self._mailbox)
+            self._queues[request_id] = (loop, queue)
+        assembler = RequestAssembler(request_id, submission, self.engine.tokenizer)
+        finished = False
+        try:
+            while not finished:
+                output = assembler.merge(await queue.get())
+                finished = output.finished
+                if output.error is not None:
+                    kind = EngineError if self.engine.core.is_shut_down() else RequestError
+                    raise kind(f"request {output.request_id}: {output.error}")
+                yield output
+        finally:
+            with self._lock:
+                self._queues.pop(request_id, None)
+            if not finished:
+                self.engine.core.abort(request_id)
+
+    def _deliver(self) -> None:
+        """Hands updates from Rust to the event loops; runs on a thread of its own."""
+        while True:
+            updates = self._mailbox.receive(_POLL_SECONDS)
+            if not updates and self.engine.core.is_shut_down():
+                return
+            for update in updates:
+                with self._lock:
+                    target = self._queues.get(update.request_id)
+                if target is not None and not target[0].is_closed():
+                    target[0].call_soon_threadsafe(target[1].put_nowait, update)

@@ -1,0 +1,51 @@
+"""Entry point of `octavo`: commands, and errors of one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from octavo.cli.generate import generate
+from octavo.cli.models import models_app
+from octavo.errors import OctavoError
+
+_HELP = """An LLM inference engine: fast on a laptop's CPU, on one GPU, on many.
+
+Start with:  octavo generate -p "The capital of France is"
+"""
+
+
+class _OneLineErrors(typer.core.TyperGroup):
+    """Errors that the user can mend are one line on stderr, without a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OctavoError as error:
+            typer.secho(f"octavo: {error}", fg="red", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("generate")(generate)
+app.add_typer(models_app, name="models")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from octavo import __version__  # noqa: PLC0415
+
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit

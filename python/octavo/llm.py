@@ -1,0 +1,210 @@
+"""Offline inference: `LLM` runs the engine in the caller's process, with no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from octavo.beam_search import beam_search
+from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.errors import ParameterError
+from octavo.inputs import Message, Prompt, PromptType, check_messages, parse_prompt, parse_prompts
+from octavo.llm_engine import LLMEngine
+from octavo.outputs import BeamSearchOutput, RequestOutput
+from octavo.progress import RequestProgress
+from octavo.requests import Submission
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+
+class LLM:
+    """An engine for batches of prompts.
+
+    Args:
+        model: built-in name, hub id (`org/name[@revision]`, `org/name:file.gguf`), folder, or `.gguf` file.
+        **kwargs: fields of `octavo.config.EngineConfig`, in vLLM's names.
+
+    Raises:
+        ParameterError: an argument is unknown or out of range (a `ValueError`; its message names the argument).
+
+    Example:
+        >>> llm = LLM("smollm2-135m")
+        >>> llm.generate("The capital of France is")[0].outputs[0].text
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **kwargs: Any) -> None:
+        self.engine = LLMEngine.from_kwargs(model=model, **kwargs)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """An engine from a checked configuration."""
+        llm = cls.__new__(cls)
+        llm.engine = LLMEngine(config)
+        return llm
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Completes each prompt.
+
+        Args:
+            prompts: one prompt or many; text, token ids, or mappings with `prompt` or `prompt_token_ids`.
+            sampling_params: for all prompts, or one for each; the model's defaults if not given.
+            use_tqdm: show a progress bar on a terminal.
+            priority: one for each prompt; lower runs first.
+            cache_salt: prefixes are shared only among requests with the same salt.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            ParameterError: any prompt or parameter is wrong; nothing has been generated then.
+        """
+        parsed = parse_prompts(prompts)
+        params = self._params_for(len(parsed), sampling_params)
+        priorities = _each("priority", priority, len(parsed), 0)
+        submissions = [
+            self.engine.submission(p, s, priority=pr, cache_salt=cache_salt)
+            for p, s, pr in zip(parsed, params, priorities, strict=True)
+        ]
+        return self._run(submissions, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or many; without `max_tokens` an answer may use the rest of the context.
+
+        Raises:
+            ParameterError: a conversation is malformed or the template refuses it (with the template's own message).
+        """
+        conversations = _conversations(messages)
+        params = self._params_for(len(conversations), sampling_params, chat=True)
+        submissions = []
+        for conversation, sampling in zip(conversations, params, strict=True):
+            prompt = self.engine.render_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            submissions.append(self.engine.submission(prompt, sampling))
+        return self._run(submissions, use_tqdm)
+
+    def stream(
+        self,
+        prompt: PromptType | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yields the request as it grows, after each step that brought text; closing the iterator aborts it.
+
+        `prompt` is a prompt, or a conversation (a list of messages).
+        """
+        chat = _is_conversation(prompt)
+        params = self._params_for(1, sampling_params, chat=chat)[0]
+        parsed: Prompt = self.engine.render_chat(check_messages(prompt)) if chat else parse_prompt(prompt)
+        submission = self.engine.submission(parsed, params, cache_salt=cache_salt, stream=True)
+        with self.engine.submit([submission]) as batch:
+            yield from batch.updates()
+
+    def beam_search(
+        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` likeliest continuations of each prompt, best first."""
+        return [beam_search(self.engine, prompt, params) for prompt in parse_prompts(prompts)]
+
+    # -- engine ----------------------------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer: `encode`, `decode`, `token_bytes`, `vocab_size`."""
+        return self.engine.require_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that says nothing: the model's `generation_config` over the built-in values."""
+        return self.engine.default_sampling_params()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix; running requests go on."""
+        self.engine.core.reset_prefix_cache()
+
+    def load_weights(self, model: str) -> None:
+        """Replaces the weights by those of another checkpoint of the same shape, and forgets every cached prefix.
+
+        Waits for running steps; raises `ParameterError` if the shapes differ.
+        """
+        self.engine.load_weights(model)
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the control plane: blocks, hits, tokens, preemptions."""
+        return self.engine.core.stats()
+
+    def shutdown(self) -> None:
+        """Stops the engine; unfinished requests end with `abort`."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None, chat: bool = False
+    ) -> list[SamplingParams]:
+        if given is None:
+            default = self.engine.default_sampling_params()
+            if chat:
+                default.max_tokens = None
+            return [default] * count
+        return _each("sampling_params", given, count, given)
+
+    def _run(self, submissions: list[Submission], use_tqdm: bool) -> list[RequestOutput]:
+        with self.engine.submit(submissions) as batch, RequestProgress(len(submissions), use_tqdm) as progress:
+            return batch.collect(progress.advance)
+
+
+def _each(name: str, given: Any, count: int, default: Any) -> list[Any]:
+    if given is None:
+        return [default] * count
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != count:
+            raise ParameterError(name, len(given), f"one value, or one for each of the {count} prompts")
+        return list(given)
+    return [given] * count
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and bool(prompt)
+        and isinstance(prompt[0], dict)
+        and "role" in prompt[0]
+    )
+
+
+def _conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence):
+        return [check_messages(m) for m in messages]
+    return [check_messages(messages)]

@@ -1,0 +1,265 @@
+"""One engine in this process: the model, the control plane, and the thread that runs the loop.
+
+What `LLM` and `AsyncLLM` share: it turns prompts and parameters into checked submissions and owns start and stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import secrets
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from octavo._core import ChatTemplate, EngineCore, Mailbox, TemplateError, Tokenizer
+from octavo.config import EngineConfig
+from octavo.defaults import default_sampling_params
+from octavo.engine import loop
+from octavo.engine.plan import StepPlan
+from octavo.errors import ContextLengthError, ParameterError
+from octavo.inputs import Prompt
+from octavo.requests import Batch, RequestAssembler, Submission
+from octavo.sampling_params import SamplingParams
+from octavo.startup import Started, start
+
+
+class LLMEngine:
+    """Made by `from_kwargs`; started when the constructor returns."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._started: Started = start(config)
+        self.core: EngineCore = self._started.core
+        self.tokenizer: Tokenizer | None = self._started.tokenizer
+        self.max_model_len: int = self._started.max_model_len
+        self.eos_token_ids: list[int] = self._started.eos_token_ids
+        self._template: ChatTemplate | None = self._started.chat_template
+        self._seeds = random.Random(config.seed)
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
+        """An engine from `EngineConfig`'s fields."""
+        return cls(EngineConfig.from_kwargs(**kwargs))
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submission(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        stream: bool = False,
+    ) -> Submission:
+        """Checks a request whole and resolves what the model decides: token ids, seed, stop ids, `max_tokens`.
+
+        Raises:
+            ParameterError: names the prompt or parameter that is wrong.
+            ContextLengthError: the prompt leaves no room for an output token.
+        """
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 1 << 31:
+            raise ParameterError("priority", priority, "a 32-bit integer")
+        token_ids = self._prompt_ids(prompt)
+        if params.truncate_prompt_tokens is not None:
+            keep = self.max_model_len - 1 if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+            token_ids = token_ids[-keep:]
+        resolved = self._resolve(params, len(token_ids))
+        return Submission(prompt.text, token_ids, resolved, priority, cache_salt, tenant, stream)
+
+    def submission_of_ids(self, token_ids: list[int], params: SamplingParams, *, stream: bool = False) -> Submission:
+        """`submission` for a prompt of token ids."""
+        return self.submission(Prompt(None, token_ids), params, stream=stream)
+
+    def submit(self, submissions: Sequence[Submission]) -> Batch:
+        """Hands requests to the engine; use the batch as a context manager."""
+        batch = Batch(self.core, self.core.mailbox())
+        try:
+            for submission in submissions:
+                request_id = self.add(submission, batch.mailbox)
+                batch.assemblers[request_id] = RequestAssembler(request_id, submission, self.tokenizer)
+                batch.unfinished.add(request_id)
+        except BaseException:
+            batch.__exit__(None, None, None)
+            raise
+        return batch
+
+    def add(self, submission: Submission, mailbox: Mailbox) -> int:
+        """Hands one request to the engine and returns its id; updates go to `mailbox`."""
+        return self.core.add(
+            submission.prompt_token_ids,
+            submission.params,
+            mailbox,
+            eos_token_ids=self.eos_token_ids,
+            bad_words=self._bad_word_ids(submission.params),
+            priority=submission.priority,
+            tenant=_digest(submission.tenant),
+            namespace=_digest(submission.cache_salt),
+            stream=submission.stream,
+        )
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> Prompt:
+        """A conversation as a prompt; special tokens of the template are tokens, those written by users are text.
+
+        Raises:
+            ParameterError: the model has no template, or the template refuses the conversation.
+        """
+        tokenizer = self.require_tokenizer()
+        template = self._template
+        try:
+            if chat_template is not None:
+                template = ChatTemplate(chat_template, tokenizer)
+            if template is None:
+                raise ParameterError(
+                    "chat_template",
+                    None,
+                    "given: this model has no chat template, so it is probably a base model; use generate(), or pass one",
+                )
+            text, token_ids = template.render(
+                tokenizer,
+                json.dumps(messages),
+                json.dumps(tools) if tools else None,
+                add_generation_prompt,
+                continue_final_message,
+                json.dumps(chat_template_kwargs or {}),
+            )
+        except TemplateError as error:
+            raise ParameterError("messages", None, f"accepted by the chat template, which says: {error}") from error
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ParameterError):
+                raise
+            raise ParameterError("messages", None, f"JSON values ({error})") from error
+        return Prompt(text, token_ids)
+
+    def default_sampling_params(self, chat: bool = False) -> SamplingParams:
+        """What a request gets that says nothing; in a chat, `max_tokens` is the rest of the context."""
+        params = default_sampling_params(self._started.generation_config)
+        if chat and "max_new_tokens" not in self._started.generation_config:
+            params.max_tokens = None
+        return params
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer, or an error that says why there is none."""
+        if self.tokenizer is None:
+            raise ParameterError("skip_tokenizer_init", True, "False: text needs the tokenizer")
+        return self.tokenizer
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._started.vocab_size
+
+    @property
+    def device_type(self) -> str:
+        """`cpu` or `cuda`."""
+        return self._started.ops.device.type
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the weights as stored in their file."""
+        return self._started.model.stored_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of the KV cache that one token takes, over all layers."""
+        return self._started.cache.bytes_per_block / self.config.block_size
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def load_weights(self, model: str) -> None:
+        """Replaces the weights between two steps and forgets every cached prefix."""
+        self.core.pause()
+        try:
+            self._started.load_weights(model)
+            self.core.reset_prefix_cache()
+        finally:
+            self.core.resume()
+
+    def shutdown(self) -> None:
+        """Ends every request with `abort` and stops the loop."""
+        self.core.shut_down()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        started = self._started
+        plans = [StepPlan(self.core) for _ in range(started.max_in_flight + 1)]
+        try:
+            loop.run(self.core, started.runner, plans, started.max_in_flight)
+        except BaseException as error:
+            traceback.print_exc()
+            self.core.fail(f"the engine stopped: {type(error).__name__}: {error}")
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            vocab = self._started.vocab_size
+            for token in prompt.token_ids:
+                if not 0 <= token < vocab:
+                    raise ParameterError("prompt_token_ids", token, f"in the vocabulary, from 0 to {vocab - 1}")
+            return prompt.token_ids
+        tokenizer = self.require_tokenizer()
+        token_ids: list[int] = tokenizer.encode(prompt.text or "", True, True)
+        if not token_ids and tokenizer.bos_token_id is not None:
+            token_ids = [tokenizer.bos_token_id]
+        if not token_ids:
+            raise ParameterError("prompts", "", "non-empty: this model has no beginning-of-sequence token")
+        return token_ids
+
+    def _resolve(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        params.validate_for(self._started.vocab_size, self.config.max_logprobs)
+        if self.tokenizer is None and params.stop:
+            raise ParameterError("stop", params.stop, "empty: the engine runs without a tokenizer; use stop_token_ids")
+        room = self.max_model_len - prompt_length
+        if room < 1:
+            raise ContextLengthError(prompt_length, self.max_model_len)
+        resolved = params.clone()
+        resolved.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        resolved.min_tokens = min(params.min_tokens, resolved.max_tokens)
+        if resolved.seed is None:
+            resolved.seed = self._seeds.getrandbits(63)
+        if self.tokenizer is None:
+            resolved.detokenize = False
+        return resolved
+
+    def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
+        """Each bad word as it stands at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return []
+        tokenizer = self.require_tokenizer()
+        found = []
+        for word in params.bad_words:
+            for form in (word, " " + word.lstrip()):
+                ids = tokenizer.encode(form, False, False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
+
+
+# Secret and new in every process, so that nobody can choose two salts with one digest.
+_DIGEST_KEY = secrets.token_bytes(32)
+
+
+def _digest(text: str | None) -> int:
+    """A 64-bit name of a salt or tenant; 0 when there is none."""
+    if text is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=_DIGEST_KEY).digest(), "little")

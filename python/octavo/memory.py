@@ -1,0 +1,105 @@
+"""How large the KV cache is, and what the longest request may be."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.errors import ParameterError
+from octavo.models.loader import LoadedModel
+
+# Of the memory that a CPU machine has left: it is shared with everything else that runs there.
+_CPU_SHARE: Final = 0.4
+_CPU_LIMIT: Final = 8 << 30
+# Left on a GPU for what a step allocates beside weights and cache.
+_GPU_STEP_BYTES: Final = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """Size of the KV cache; the null block is one of `num_blocks` and holds no tokens."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_model_len: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all layers."""
+        return self.num_blocks * self.bytes_per_block
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, max_num_seqs: int) -> CachePlan:
+    """Chooses the number of blocks and the longest request.
+
+    Raises:
+        ParameterError: the cache cannot hold `max_model_len`; the message gives the longest request that fits and the bytes needed.
+    """
+    bytes_per_block = model.decoder.kv_cache_bytes(config.block_size)
+    model_len = config.max_model_len or model.spec.max_positions
+    per_request = -(-model_len // config.block_size)
+    # More blocks than all slots can fill would never be used by running requests; twice that leaves room for cached prefixes.
+    useful = 2 * max_num_seqs * per_request + 1
+    if config.num_gpu_blocks_override is not None:
+        num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks, source = config.kv_cache_memory_bytes // bytes_per_block, "kv_cache_memory_bytes"
+    else:
+        num_blocks = min(useful, available_bytes(config, device) // bytes_per_block)
+        source = "gpu_memory_utilization" if device.type == "cuda" else "kv_cache_memory_bytes"
+    fits = max(0, num_blocks - 1) * config.block_size
+    if fits < 2:
+        raise ParameterError(
+            source,
+            num_blocks,
+            f"large enough for two blocks of {bytes_per_block:,} bytes ({2 * bytes_per_block:,} bytes)",
+        )
+    if fits < model_len:
+        if config.max_model_len is not None:
+            needed = (per_request + 1) * bytes_per_block
+            raise ParameterError(
+                "max_model_len",
+                config.max_model_len,
+                f"at most {fits}, the longest request that the KV cache of {num_blocks} blocks holds "
+                f"(or set kv_cache_memory_bytes to {needed} or more)",
+            )
+        model_len = fits
+    return CachePlan(int(num_blocks), config.block_size, bytes_per_block, int(model_len))
+
+
+def available_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Bytes that the cache may take on this device, now."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total) - _GPU_STEP_BYTES)
+    return min(_CPU_LIMIT, int(_CPU_SHARE * _available_memory()))
+
+
+def _available_memory() -> int:
+    """Memory this process can still get: the machine's, or its control group's if that is less."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read_lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit, used = _read_lines("/sys/fs/cgroup/memory.max"), _read_lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].strip().isdigit():
+        available = min(available, int(limit[0]) - int(used[0]))
+    return max(0, available)
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.readlines()
+    except OSError:
+        return []

@@ -1,0 +1,150 @@
+"""From a configuration to a running engine's parts: device, weights, cache size, control plane."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from octavo._core import ChatTemplate, EngineCore, Tokenizer
+from octavo.config import EngineConfig
+from octavo.defaults import load_generation_config
+from octavo.errors import ParameterError
+from octavo.memory import CachePlan, plan_cache
+from octavo.models.catalog import resolve_model
+from octavo.models.loader import LoadedModel, OpenedModel, open_model
+from octavo.ops.base import OpSet
+from octavo.sampling.sampler import Sampler
+from octavo.text import load_chat_template, load_tokenizer
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.slot_state import SlotState
+
+
+@dataclass(slots=True)
+class Started:
+    """Everything an engine is made of."""
+
+    core: EngineCore
+    runner: ModelRunner
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    model: LoadedModel
+    ops: OpSet
+    cache: CachePlan
+    vocab_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_in_flight: int
+    eos_token_ids: list[int]
+    generation_config: dict[str, Any]
+
+    def load_weights(self, model: str) -> None:
+        """Takes the weights of another checkpoint of the same shape."""
+        opened = open_model(resolve_model(model))
+        if opened.spec != self.model.spec:
+            raise ParameterError("model", model, "a checkpoint of the same architecture and shape as the one that runs")
+        self.model = opened.load(self.ops, self.max_model_len)
+        self.runner.decoder = self.model.decoder
+
+
+def start(config: EngineConfig) -> Started:
+    """Loads the model and makes its control plane; prints a summary on stderr unless the config says not to.
+
+    Raises:
+        ParameterError: an argument does not fit the model or this machine.
+        ModelNotFoundError: the model names nothing.
+        WeightError: a file is missing or damaged.
+    """
+    began = time.perf_counter()
+    source = resolve_model(config.model)
+    opened = open_model(source)
+    torch.set_num_threads(config.threads)
+    ops = _ops(config, opened)
+    tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer or source.path)
+    template = load_chat_template(config.chat_template, tokenizer)
+    on_gpu = ops.device.type == "cuda"
+    max_num_batched_tokens = config.max_num_batched_tokens or (2048 if on_gpu else 512)
+    max_num_seqs = min(config.max_num_seqs, max_num_batched_tokens)
+    if config.max_model_len is not None and config.max_model_len > opened.spec.max_positions:
+        raise ParameterError(
+            "max_model_len", config.max_model_len, f"at most {opened.spec.max_positions}, the model's own limit"
+        )
+    model = opened.load(ops, config.max_model_len)
+    cache = plan_cache(config, model, ops.device, max_num_seqs)
+    spec = opened.spec
+    max_in_flight = config.max_in_flight or (2 if on_gpu else 1)
+    core = EngineCore(
+        block_size=config.block_size,
+        num_blocks=cache.num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=cache.max_model_len,
+        max_in_flight=max_in_flight,
+        vocab_size=spec.vocab_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        host_state=not on_gpu,
+        num_layers=spec.num_layers,
+        bytes_per_block=cache.bytes_per_block,
+        max_logprobs=config.max_logprobs,
+        tokenizer=tokenizer,
+    )
+    state = SlotState(max_num_seqs, cache.max_model_len, config.block_size, spec.vocab_size, ops.device)
+    runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
+    eos = list(spec.eos_token_ids)
+    if tokenizer is not None:
+        eos += [token for token in tokenizer.eog_token_ids if token not in eos]
+    started = Started(
+        core=core,
+        runner=runner,
+        tokenizer=tokenizer,
+        chat_template=template,
+        model=model,
+        ops=ops,
+        cache=cache,
+        vocab_size=spec.vocab_size,
+        max_model_len=cache.max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_in_flight=max_in_flight,
+        eos_token_ids=eos,
+        generation_config=load_generation_config(config.generation_config, source.path),
+    )
+    if not config.disable_log_stats:
+        _summary(config, started, time.perf_counter() - began)
+    return started
+
+
+def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
+    """The op set for `backend` and `dtype`."""
+    has_gpu = torch.cuda.is_available()
+    backend = config.backend
+    if backend == "auto":
+        backend = "cuda" if has_gpu else "cpu"
+    if backend == "cuda" and not has_gpu:
+        raise ParameterError("backend", "cuda", "'cpu' or 'auto' on this machine: torch sees no CUDA device")
+    if backend == "cpu":
+        from octavo.ops.cpu import CpuOps  # noqa: PLC0415
+
+        return CpuOps(None if config.dtype == "auto" else getattr(torch, config.dtype))
+    from octavo.ops.reference import ReferenceOps  # noqa: PLC0415
+
+    if backend == "reference":
+        dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+        return ReferenceOps("cpu", dtype)
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    return ReferenceOps("cuda", dtype)
+
+
+def _summary(config: EngineConfig, started: Started, seconds: float) -> None:
+    cache, spec = started.cache, started.model.spec
+    lines = [
+        f"octavo: {config.model} ({spec.family}, {spec.num_layers} layers, {started.model.stored_bytes / 1e6:,.0f} MB of weights) "
+        f"on {started.ops.device} with {started.ops.name} ops, ready in {seconds:.1f} s",
+        f"octavo: KV cache {cache.total_bytes / 2**20:,.0f} MiB = {cache.num_blocks - 1:,} blocks of {config.block_size} = "
+        f"{cache.num_tokens:,} tokens; longest request {started.max_model_len:,} tokens",
+    ]
+    if started.generation_config:
+        lines.append(f"octavo: sampling defaults of the model's generation_config: {started.generation_config}")
+    print("\n".join(lines), file=sys.stderr, flush=True)

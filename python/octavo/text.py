@@ -1,0 +1,50 @@
+"""Finds a model's tokenizer and chat template on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo._core import ChatTemplate, Gguf, TemplateError, Tokenizer
+from octavo.errors import ParameterError
+
+
+def load_tokenizer(where: str | Path) -> Tokenizer:
+    """The tokenizer of a folder, a `tokenizer.json` or a `.gguf` file.
+
+    Raises:
+        ParameterError: there is none, or it cannot be read; the message says what is wrong.
+    """
+    path = Path(where)
+    try:
+        if path.suffix == ".gguf":
+            return Tokenizer.from_gguf(Gguf(path))
+        return Tokenizer.from_dir(path) if path.is_dir() else Tokenizer.from_file(path)
+    except ValueError as error:
+        raise ParameterError("tokenizer", str(where), f"a folder, tokenizer.json or .gguf file ({error})") from error
+
+
+def load_chat_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    """The template given (its text or its path), else the one that came with the tokenizer, if any.
+
+    Raises:
+        ParameterError: the template has an error; the message gives the line.
+    """
+    if tokenizer is None:
+        return None
+    source = tokenizer.chat_template if given is None else _source(given)
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, tokenizer)
+    except TemplateError as error:
+        raise ParameterError("chat_template", source, f"a template that compiles ({error})") from error
+
+
+def _source(given: str) -> str:
+    """A template's text; anything that looks like a path must be one."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError("chat_template", given, f"a template, or the path of a readable file ({error})") from error

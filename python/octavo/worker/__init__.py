@@ -1,0 +1,1 @@
+"""The owner of a device: slot state, the model, the sampler. Knows plans, not requests."""

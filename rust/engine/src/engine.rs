@@ -1,0 +1,445 @@
+//! The control plane with its threads: requests come from any thread, steps belong to the loop's thread.
+//!
+//! Locks are taken in the order *inbox, core, collector, mailbox* and never held while Python runs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use octavo_core::config::{ConfigError, CoreConfig};
+use octavo_core::ids::{Namespace, RequestId, StepId, TenantId};
+use octavo_core::output::{CommitError, FinishReason, Output, StepResults};
+use octavo_core::params::{Limits, ParamError, SamplingParams};
+use octavo_core::request::{AddError, AddRequest};
+use octavo_core::scheduler::Core;
+use octavo_core::stats::Stats;
+use octavo_text::output::{ChoiceText, OutputError, TextOptions};
+use octavo_text::tokenizer::Tokenizer;
+use thiserror::Error;
+
+use crate::collector::{Collector, NewRequest, NewTokens};
+use crate::mailbox::Mailbox;
+use crate::update::{Finish, PositionLogprobs, Update};
+
+/// A request as its caller gives it.
+#[derive(Debug)]
+pub struct Submission {
+    /// Token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// Checked and resolved.
+    pub params: SamplingParams,
+    /// Make text of the output tokens.
+    pub detokenize: bool,
+    /// How its text is made.
+    pub text: TextOptions,
+    /// Lower runs first.
+    pub priority: i32,
+    /// Whom fairness counts the tokens for.
+    pub tenant: TenantId,
+    /// Prefixes are shared within it only.
+    pub namespace: Namespace,
+    /// Report every step instead of the end alone.
+    pub stream: bool,
+}
+
+/// Log-probabilities of a step's sampled tokens: `[R * (1 + k) * width]` and `[R * (1 + k)]`, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLogprobs<'a> {
+    /// `1 + top`.
+    pub width: usize,
+    /// The sampled token, then the likeliest in order.
+    pub ids: &'a [i32],
+    /// One for each id.
+    pub values: &'a [f32],
+    /// Rank of the sampled token, from 1.
+    pub ranks: &'a [i32],
+}
+
+/// Log-probabilities of consecutive prompt tokens of one row: `[n * width]` and `[n]`.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptLogprobs<'a> {
+    /// Row of the step.
+    pub row: u32,
+    /// Position of the first scored token.
+    pub start: usize,
+    /// The scores.
+    pub scores: StepLogprobs<'a>,
+}
+
+/// The engine cannot take a request or a step.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The request can never run.
+    #[error(transparent)]
+    Add(#[from] AddError),
+    /// A sampling parameter is out of its range, or leaves no token to draw.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// The results are not those of the step.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// A size the control plane cannot work with.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Stop strings that cannot be searched for.
+    #[error(transparent)]
+    Text(#[from] OutputError),
+    /// The engine has ended.
+    #[error("{0}")]
+    ShutDown(String),
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    added: Vec<AddRequest>,
+    aborted: Vec<RequestId>,
+    /// Why the engine takes no more requests.
+    closed: Option<String>,
+    /// How many callers want no step to be in flight.
+    pauses: u32,
+    /// The loop is inside `wait`: no step is in flight.
+    idle: bool,
+}
+
+/// One engine: the core, its queue, and the requests' truth.
+#[derive(Debug)]
+pub struct Engine {
+    config: CoreConfig,
+    limits: Limits,
+    tokenizer: Option<Arc<Tokenizer>>,
+    next_id: AtomicU64,
+    inbox: Mutex<Inbox>,
+    /// Signalled when the inbox changes.
+    changed: Condvar,
+    core: Mutex<Core>,
+    collector: Mutex<Collector>,
+}
+
+/// What minus infinity is told as: JSON has no infinities.
+const LOWEST_LOGPROB: f32 = -9999.0;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere has been reported by whoever panicked; the data is checked by `check_integrity`, not by poison.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// An engine with no requests. Without a tokenizer it gives token ids only.
+    ///
+    /// # Errors
+    /// A size that the control plane cannot work with.
+    pub fn new(
+        config: CoreConfig,
+        limits: Limits,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Self, EngineError> {
+        Ok(Self {
+            core: Mutex::new(Core::new(config.clone())?),
+            config,
+            limits,
+            tokenizer,
+            next_id: AtomicU64::new(1),
+            inbox: Mutex::default(),
+            changed: Condvar::new(),
+            collector: Mutex::default(),
+        })
+    }
+
+    /// The sizes it was made with.
+    #[must_use]
+    pub fn config(&self) -> &CoreConfig {
+        &self.config
+    }
+
+    // -- any thread ------------------------------------------------------------------------------------------------
+
+    /// Takes a request; its updates go to `mailbox`. Returns at once.
+    ///
+    /// # Errors
+    /// The request can never run, or the engine has ended.
+    pub fn add(
+        &self,
+        submission: Submission,
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<RequestId, EngineError> {
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let Submission {
+            prompt,
+            params,
+            detokenize,
+            text,
+            priority,
+            tenant,
+            namespace,
+            stream,
+        } = submission;
+        params.validate(self.config.vocab_size, &self.limits)?;
+        let texts = (0..params.n)
+            .map(|_| {
+                ChoiceText::new(
+                    if detokenize {
+                        self.tokenizer.clone()
+                    } else {
+                        None
+                    },
+                    &text,
+                )
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let new = NewRequest {
+            id,
+            mailbox: Arc::clone(mailbox),
+            stream,
+            num_prompt_tokens: prompt.len(),
+            num_logprobs: params.logprobs,
+            num_prompt_logprobs: params.prompt_logprobs,
+            include_stop: text.include_stop_str_in_output,
+            texts,
+        };
+        let request = AddRequest {
+            priority,
+            tenant,
+            namespace,
+            ..AddRequest::new(id, prompt, params)
+        };
+        lock(&self.core).check_request(&request)?;
+        let mut inbox = lock(&self.inbox);
+        if let Some(reason) = &inbox.closed {
+            return Err(EngineError::ShutDown(reason.clone()));
+        }
+        // Before the loop can see the request, so that its first output finds it.
+        lock(&self.collector).insert(new);
+        inbox.added.push(request);
+        self.changed.notify_all();
+        Ok(id)
+    }
+
+    /// Ends a request now; its blocks come back with the next step. Unknown and finished requests are left alone.
+    pub fn abort(&self, id: RequestId) {
+        lock(&self.collector).end(id, &Finish::Abort, None);
+        let mut inbox = lock(&self.inbox);
+        inbox.aborted.push(id);
+        self.changed.notify_all();
+    }
+
+    /// Waits at most `timeout` for news of the requests that report to `mailbox`.
+    pub fn receive(&self, mailbox: &Mailbox, timeout: Duration) -> Vec<Update> {
+        let ready = mailbox.wait(timeout);
+        let mut collector = lock(&self.collector);
+        ready
+            .into_iter()
+            .filter_map(|id| collector.take(id))
+            .collect()
+    }
+
+    /// Forgets every cached prefix; blocks of running requests stay.
+    pub fn reset_prefix_cache(&self) {
+        lock(&self.core).reset_prefix_cache();
+    }
+
+    /// Counters of the control plane.
+    pub fn stats(&self) -> Stats {
+        lock(&self.core).stats()
+    }
+
+    /// Requests that have not been fetched to their end.
+    pub fn num_unfetched(&self) -> usize {
+        lock(&self.collector).len()
+    }
+
+    /// Recomputes every count and set of the control plane and compares.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        lock(&self.core).check_integrity()
+    }
+
+    /// Returns once no step is in flight; none starts until `resume`. Pauses nest.
+    pub fn pause(&self) {
+        let mut inbox = lock(&self.inbox);
+        inbox.pauses += 1;
+        while !inbox.idle && inbox.closed.is_none() {
+            inbox = self
+                .changed
+                .wait(inbox)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Undoes one `pause`.
+    pub fn resume(&self) {
+        let mut inbox = lock(&self.inbox);
+        inbox.pauses = inbox.pauses.saturating_sub(1);
+        self.changed.notify_all();
+    }
+
+    /// Ends every request with `abort` and takes no more.
+    pub fn shut_down(&self) {
+        self.close("the engine has been shut down", &Finish::Abort, None);
+    }
+
+    /// Ends every request with an error and takes no more: the loop cannot go on.
+    pub fn fail(&self, reason: &str) {
+        self.close(reason, &Finish::Error, Some(reason));
+    }
+
+    /// Whether the engine takes no more requests.
+    #[must_use]
+    pub fn is_shut_down(&self) -> bool {
+        lock(&self.inbox).closed.is_some()
+    }
+
+    fn close(&self, reason: &str, finish: &Finish, error: Option<&str>) {
+        let mut inbox = lock(&self.inbox);
+        inbox.closed.get_or_insert_with(|| reason.to_owned());
+        lock(&self.collector).end_all(finish, error);
+        self.changed.notify_all();
+    }
+
+    // -- the loop's thread -----------------------------------------------------------------------------------------
+
+    /// Waits until there is something to do. Costs no CPU.
+    pub fn wait(&self) {
+        let has_work = lock(&self.core).has_work();
+        let mut inbox = lock(&self.inbox);
+        inbox.idle = true;
+        self.changed.notify_all();
+        while inbox.closed.is_none()
+            && (inbox.pauses > 0
+                || !(has_work || !inbox.added.is_empty() || !inbox.aborted.is_empty()))
+        {
+            inbox = self
+                .changed
+                .wait(inbox)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        inbox.idle = false;
+    }
+
+    /// Takes in what came since the last call and writes the next step's plan, if there is one.
+    pub fn schedule(&self, plan: &mut [i32]) -> Option<StepId> {
+        let (added, aborted) = {
+            let mut inbox = lock(&self.inbox);
+            if inbox.pauses > 0 || inbox.closed.is_some() {
+                return None;
+            }
+            (
+                std::mem::take(&mut inbox.added),
+                std::mem::take(&mut inbox.aborted),
+            )
+        };
+        let mut core = lock(&self.core);
+        for request in added {
+            let id = request.id;
+            if let Err(error) = core.add(request) {
+                lock(&self.collector).end(id, &Finish::Error, Some(error.to_string()));
+            }
+        }
+        for id in aborted {
+            core.abort(id);
+        }
+        let step = core.schedule(plan);
+        if core.has_ended() {
+            let mut collector = lock(&self.collector);
+            core.take_ended(&mut |output: Output<'_>| {
+                deliver(&mut collector, &output, 1, None, &[]);
+            });
+        }
+        step
+    }
+
+    /// Settles a step: tokens become known, finished requests let go of their blocks, news goes out.
+    ///
+    /// # Errors
+    /// The results are not those of the oldest step in flight; nothing was changed.
+    pub fn commit(
+        &self,
+        results: StepResults<'_>,
+        logprobs: Option<StepLogprobs<'_>>,
+        prompt_logprobs: &[PromptLogprobs<'_>],
+    ) -> Result<(), EngineError> {
+        let positions = results.tokens.len() / results.num_sampled.len().max(1);
+        let mut core = lock(&self.core);
+        let mut collector = lock(&self.collector);
+        let mut stopped: Vec<(RequestId, u32)> = Vec::new();
+        core.commit(&results, &mut |output: Output<'_>| {
+            if deliver(
+                &mut collector,
+                &output,
+                positions,
+                logprobs,
+                prompt_logprobs,
+            ) {
+                stopped.push((output.id, output.choice));
+            }
+        })?;
+        for (id, choice) in stopped {
+            core.abort_choice(id, choice);
+        }
+        Ok(())
+    }
+}
+
+/// Hands one output to the collector. True if a stop string ended the choice before the core did.
+fn deliver(
+    collector: &mut Collector,
+    output: &Output<'_>,
+    positions: usize,
+    logprobs: Option<StepLogprobs<'_>>,
+    prompt_logprobs: &[PromptLogprobs<'_>],
+) -> bool {
+    let span = output.prompt_logprobs;
+    if let Some(found) = prompt_logprobs
+        .iter()
+        .find(|p| !span.is_empty() && Some(p.row) == output.row)
+    {
+        let top = collector.num_prompt_logprobs(output.id);
+        let scores = (0..found.scores.ranks.len())
+            .map(|i| found.scores.position(i, top))
+            .collect();
+        collector.push_prompt_logprobs(output.id, found.start, scores);
+    }
+    collector.set_num_cached_tokens(output.id, output.num_cached_tokens);
+    let scores = match (logprobs, output.row, collector.num_logprobs(output.id)) {
+        (Some(logprobs), Some(row), Some(top)) => {
+            let first = row as usize * positions;
+            (first..first + output.tokens.len())
+                .map(|i| logprobs.position(i, top))
+                .collect()
+        }
+        _ => Vec::new(),
+    };
+    let finish = output.finish.map(|reason| match reason {
+        FinishReason::Eos(_) => Finish::EndOfSequence,
+        FinishReason::Stop(token) => Finish::StopToken(token),
+        FinishReason::Length => Finish::Length,
+        FinishReason::Abort => Finish::Abort,
+        FinishReason::Error => Finish::Error,
+    });
+    let new = NewTokens {
+        tokens: output.tokens.to_vec(),
+        logprobs: scores,
+        finish,
+    };
+    collector.push(output.id, output.choice, new)
+}
+
+impl StepLogprobs<'_> {
+    /// One position, its own token and the `top` likeliest.
+    fn position(&self, index: usize, top: usize) -> PositionLogprobs {
+        let first = index * self.width;
+        let kept = first..first + self.width.min(1 + top);
+        PositionLogprobs {
+            ids: self.ids[kept.clone()]
+                .iter()
+                .map(|&id| id.cast_unsigned())
+                .collect(),
+            values: self.values[kept]
+                .iter()
+                .map(|value| value.max(LOWEST_LOGPROB))
+                .collect(),
+            rank: self.ranks[index].cast_unsigned(),
+        }
+    }
+}
