@@ -42,14 +42,17 @@ impl Decoding {
         };
         let mut core = Core::new(config).unwrap();
         for id in 0..u64::from(rows + waiting) {
-            let prompt = (0..PROMPT_TOKENS).map(|i| (id as u32 * 31 + i * 7) % 50_000).collect();
+            let prompt = (0..PROMPT_TOKENS)
+                .map(|i| (id as u32 * 31 + i * 7) % 50_000)
+                .collect();
             let params = SamplingParams {
                 max_tokens: 8000,
                 eos_token_ids: vec![2],
                 stop_token_ids: vec![7],
                 ..SamplingParams::default()
             };
-            core.add(AddRequest::new(RequestId(id), prompt, params)).unwrap();
+            core.add(AddRequest::new(RequestId(id), prompt, params))
+                .unwrap();
         }
         let mut decoding = Self {
             buffer: vec![0; core.layout().total_words],
@@ -73,7 +76,11 @@ impl Decoding {
             next_drafts: None,
         };
         let mut count = 0;
-        self.core.commit(&results, &mut |output: Output<'_>| count += output.tokens.len()).unwrap();
+        self.core
+            .commit(&results, &mut |output: Output<'_>| {
+                count += output.tokens.len()
+            })
+            .unwrap();
         black_box(count);
         is_decode
     }
