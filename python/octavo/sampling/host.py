@@ -34,7 +34,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     array = values.numpy()
     rest = array.shape[1] - count
     head = np.sort(np.partition(array, rest, axis=1)[:, rest:] if rest else array, axis=1)
-    return torch.from_numpy(np.ascontiguousarray(head[:, ::-1]))
+    return torch.from_numpy(head[:, ::-1].copy())
 
 
 def likeliest(values: Tensor, count: int) -> Tensor:
