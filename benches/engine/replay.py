@@ -160,7 +160,7 @@ def multi_turn(count: int, seed: int, pool_share: float) -> dict[str, float]:
 
 
 def _trace(conversations: list[list[tuple[list[int], list[int]]]], seed: int) -> list[Request]:
-    """Requests in order of arrival: a new conversation every 2 s on average, 20 s on average between an answer and the next turn."""
+    """Requests in order of arrival: a conversation every 2 s on average, 20 s on average from an answer to the next turn."""
     numbers = random.Random(seed)
     trace, start = [], 0.0
     for turns in conversations:

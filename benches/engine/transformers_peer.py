@@ -1,7 +1,7 @@
 """octavo against transformers on the same weights in the same run: decode, prefill, eight requests at once.
 
-The two take turns, so that a busy machine slows both; each figure is the median of the rounds. transformers runs in bfloat16 with its
-default attention and a dynamic cache.
+The two take turns, so that a busy machine slows both; each figure is the median of the rounds. transformers runs in bfloat16 with
+its default attention and a dynamic cache.
 
     python -m benches.engine.transformers_peer
 """

@@ -69,10 +69,14 @@ def beam_search(engine: LLMEngine, prompt: Prompt, params: BeamSearchParams) -> 
             beam.finish = "length"
         done.extend(live)
     ranked = heapq.nlargest(params.beam_width, done or live, key=score)
-    return BeamSearchOutput([_sequence(engine, beam, len(prompt_ids), score(beam)) for beam in ranked])
+    shown = params.include_stop_str_in_output
+    return BeamSearchOutput([_sequence(engine, beam, len(prompt_ids), score(beam), shown) for beam in ranked])
 
 
-def _sequence(engine: LLMEngine, beam: _Beam, prompt_length: int, score: float) -> BeamSearchSequence:
-    generated = beam.tokens[prompt_length:]
+def _sequence(
+    engine: LLMEngine, beam: _Beam, prompt_length: int, score: float, include_stop: bool
+) -> BeamSearchSequence:
+    end = None if include_stop or beam.finish != "stop" else -1
+    generated = beam.tokens[prompt_length:end]
     text = engine.tokenizer.decode(generated, True) if engine.tokenizer is not None else ""
     return BeamSearchSequence(beam.tokens, text, beam.logprob, score, beam.finish)

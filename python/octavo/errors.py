@@ -51,6 +51,14 @@ class ContextLengthError(ParameterError):
         return type(self), (self.num_tokens, self.max_model_len)
 
 
+class ModelError(OctavoError, ValueError):
+    """A model cannot be found, read or run; the message names the file, field or tensor."""
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """The control plane refuses a request; the message names the parameter."""
+
+
 class EngineError(OctavoError, RuntimeError):
     """The engine failed or was shut down; no request of it goes on."""
 

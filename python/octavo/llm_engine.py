@@ -19,7 +19,7 @@ from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
 from octavo.engine import loop
 from octavo.engine.plan import StepPlan
-from octavo.errors import ContextLengthError, ParameterError
+from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError
 from octavo.inputs import Prompt
 from octavo.requests import Batch, RequestAssembler, Submission
 from octavo.sampling_params import SamplingParams
@@ -91,7 +91,18 @@ class LLMEngine:
         return batch
 
     def add(self, submission: Submission, mailbox: Mailbox) -> int:
-        """Hands one request to the engine and returns its id; updates go to `mailbox`."""
+        """Hands one request to the engine and returns its id; updates go to `mailbox`.
+
+        Raises:
+            InvalidRequestError: the control plane finds something wrong that only it can see.
+            EngineError: the engine has ended.
+        """
+        try:
+            return self._add(submission, mailbox)
+        except ValueError as error:
+            raise (EngineError if self.core.is_shut_down() else InvalidRequestError)(str(error)) from error
+
+    def _add(self, submission: Submission, mailbox: Mailbox) -> int:
         return self.core.add(
             submission.prompt_token_ids,
             submission.params,
@@ -169,7 +180,7 @@ class LLMEngine:
     @property
     def device_type(self) -> str:
         """`cpu` or `cuda`."""
-        return self._started.ops.device.type
+        return str(self._started.ops.device.type)
 
     @property
     def stored_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,11 @@ def make_tiny_model(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     vocab = {"<bos>": 0, "<eos>": EOS, "<pad>": 2}
     for symbol in alphabet:
         vocab[symbol] = len(vocab)
-    merges = []
-    for first, second in zip("abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz", "ehinorstaehinorstaehinorstaehinorsta" * 2, strict=False):
-        if len(vocab) < TINY_VOCAB and first + second not in vocab:
-            merges.append((first, second))
-            vocab[first + second] = len(vocab)
-    while len(vocab) < TINY_VOCAB:
-        merges.append(("Ġ", chr(ord("a") + len(vocab) - TINY_VOCAB + 26)))
-        vocab["".join(merges[-1])] = len(vocab)
+    pairs = itertools.product("aeiourstln", "abcdefghinorst")
+    merges = [pair for _, pair in zip(range(TINY_VOCAB - len(vocab)), pairs, strict=False)]
+    for pair in merges:
+        vocab["".join(pair)] = len(vocab)
+    assert len(vocab) == TINY_VOCAB
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

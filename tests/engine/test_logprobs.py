@@ -126,6 +126,8 @@ def test_the_bytes_of_the_tokens_join_to_the_text(make_llm: Callable[..., LLM]) 
 
 
 def test_cumulative_logprob_is_the_sum_over_the_sampled_tokens(make_llm: Callable[..., LLM]) -> None:
-    output = make_llm().generate([PROMPT], SamplingParams(logprobs=0, max_tokens=9, seed=2), use_tqdm=False)[0].outputs[0]
+    output = (
+        make_llm().generate([PROMPT], SamplingParams(logprobs=0, max_tokens=9, seed=2), use_tqdm=False)[0].outputs[0]
+    )
     values = [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)]
     assert output.cumulative_logprob == pytest.approx(sum(values))

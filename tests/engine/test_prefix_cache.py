@@ -86,7 +86,9 @@ def test_new_weights_forget_the_old_ones_prefixes(make_llm: Callable[..., LLM], 
     assert output.outputs[0].token_ids == expected != before
 
 
-def test_new_weights_of_another_shape_are_refused_and_the_old_go_on(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+def test_new_weights_of_another_shape_are_refused_and_the_old_go_on(
+    make_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
     other = make_tiny_model(tmp_path, hidden_size=64)
     llm = make_llm()
     with pytest.raises(ParameterError, match="model"):

@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from octavo import LLM, BeamSearchParams, SamplingParams
-from octavo.errors import ParameterError, RequestError
+from octavo.errors import InvalidRequestError, ParameterError, RequestError
 
 PROMPT = [(i * 31) % 300 + 10 for i in range(30)]
 OTHERS = [[(i * j) % 300 + 10 for i in range(5, 5 + 3 * j)] for j in range(2, 18)]
@@ -46,7 +46,9 @@ def test_a_seeded_request_does_not_see_its_neighbours(make_llm: Callable[..., LL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16}, {"max_num_batched_tokens": 64}, {"max_in_flight": 3}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_batched_tokens": 16}, {"max_num_batched_tokens": 64}, {"max_in_flight": 3}]
+)
 def test_tokens_do_not_depend_on_batch_cache_or_chunks(
     make_llm: Callable[..., LLM], settings: dict[str, int], temperature: float
 ) -> None:
@@ -138,7 +140,9 @@ def test_presence_counts_outputs_only_and_repetition_counts_the_prompt_too(
 
 def test_penalties_are_the_same_after_preemption(make_llm: Callable[..., LLM]) -> None:
     params = [
-        SamplingParams(max_tokens=60, ignore_eos=True, seed=i, presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.2)
+        SamplingParams(
+            max_tokens=60, ignore_eos=True, seed=i, presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.2
+        )
         for i in range(4)
     ]
     large = make_llm()
@@ -171,7 +175,7 @@ def test_allowed_ids_are_the_only_ones_and_bad_words_never_appear(make_llm: Call
 def test_when_nothing_is_left_to_draw_the_request_is_refused_or_fails_alone(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
     token = llm.get_tokenizer().encode("q", False, False)[0]
-    with pytest.raises((ParameterError, ValueError, RequestError)):
+    with pytest.raises((ParameterError, InvalidRequestError, RequestError)):
         llm.generate([PROMPT], SamplingParams(allowed_token_ids=[token], bad_words=["q"], max_tokens=3), use_tqdm=False)
     assert len(ids(llm, PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))) == 2
 
@@ -185,7 +189,7 @@ def test_choices_differ_are_reproducible_and_each_ends_by_itself(make_llm: Calla
     assert texts == [choice.token_ids for choice in second.outputs]
     assert [choice.index for choice in first.outputs] == [0, 1, 2]
     assert all(choice.finish_reason in ("stop", "length") for choice in first.outputs)
-    streamed = [o for o in llm.stream(PROMPT, params)][-1]
+    streamed = list(llm.stream(PROMPT, params))[-1]
     assert [choice.token_ids for choice in streamed.outputs] == texts
 
 

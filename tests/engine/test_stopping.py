@@ -166,7 +166,9 @@ def test_a_stop_string_is_not_looked_for_before_min_tokens(llm: LLM) -> None:
 def test_chat_without_max_tokens_uses_the_rest_of_the_context_and_says_length(make_llm: Callable[..., LLM]) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     llm = make_llm(max_model_len=96, chat_template=template)
-    output = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)[0]
+    output = llm.chat(
+        [{"role": "user", "content": "hi"}], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False
+    )[0]
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 96
     assert output.outputs[0].finish_reason == "length"
 

@@ -58,9 +58,7 @@ def _shared_prefix(llm: LLM) -> None:
     prompts = sum(len(o.prompt_token_ids) for o in outputs)
     hits = after["hit_tokens"] - before["hit_tokens"]
     print(f"   {generated:,} tokens in {seconds:.1f} s: {generated / seconds:,.0f} tokens/s")
-    print(
-        f"   prefix cache: {hits:,.0f} of {prompts:,} prompt tokens were shared, not computed again ({hits / prompts:.0%})"
-    )
+    print(f"   prefix cache: {hits:,.0f} of {prompts:,} prompt tokens were found ready ({hits / prompts:.0%})")
     print(f"   KV cache: {waste.fraction:.1%} of the allocated tokens held nothing")
     print(f"   one of them: {outputs[0].outputs[0].text.strip()[:100]!r}", flush=True)
 
@@ -70,7 +68,7 @@ def _limit(llm: LLM) -> None:
     found = latency(llm, prompt_tokens=128, output_tokens=64, repeats=3)
     assert found.fraction_of_limit is not None
     print(
-        f"   decode: {found.decode_tokens_per_s:.0f} tokens/s; decode runs at {found.fraction_of_limit:.0%} of this machine's limit "
+        f"   decode runs at {found.fraction_of_limit:.0%} of this machine's limit: {found.decode_tokens_per_s:.0f} tokens/s "
         f"(prefill of 128 tokens: {found.prefill_tokens_per_s:,.0f} tokens/s)\n",
         flush=True,
     )

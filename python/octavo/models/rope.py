@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.errors import ModelError
 from octavo.models.spec import RopeSpec
 
 Parameters = Mapping[str, Any]
@@ -27,18 +28,18 @@ def rope_from_config(
         interleaved: see `RopeSpec`.
 
     Raises:
-        ValueError: an unknown `rope_type`, or a missing parameter of a known one.
+        ModelError: an unknown `rope_type`, or a missing parameter of a known one.
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in _SCHEMES:
-        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCHEMES)}")
+        raise ModelError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCHEMES)}")
     rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor", 1.0)))
     base = float(parameters.get("rope_theta", theta))
     plain = [base ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2)]
     try:
         inv_freq, magnitude = _SCHEMES[kind](plain, base, max_positions, parameters)
     except KeyError as error:
-        raise ValueError(f"rope_type {kind!r} needs {error.args[0]!r}") from error
+        raise ModelError(f"rope_type {kind!r} needs {error.args[0]!r}") from error
     return RopeSpec(tuple(inv_freq), magnitude, interleaved)
 
 

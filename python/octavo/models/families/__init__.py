@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.errors import ModelError
 from octavo.models.families import llama
 from octavo.models.families.base import Config, Family
 
@@ -17,7 +18,7 @@ def family_of_config(config: Config) -> Family:
     for name in architectures:
         if name in BY_ARCHITECTURE:
             return BY_ARCHITECTURE[name]
-    raise ValueError(
+    raise ModelError(
         f"architectures={architectures!r} is not supported; supported: {', '.join(sorted(BY_ARCHITECTURE))}"
     )
 
@@ -26,5 +27,5 @@ def family_of_gguf(metadata: Config) -> Family:
     """The family of a GGUF file; `ValueError` names an architecture that is not supported."""
     name = metadata.get("general.architecture")
     if name not in BY_GGUF:
-        raise ValueError(f"general.architecture={name!r} is not supported; supported: {', '.join(sorted(BY_GGUF))}")
+        raise ModelError(f"general.architecture={name!r} is not supported; supported: {', '.join(sorted(BY_GGUF))}")
     return BY_GGUF[str(name)]

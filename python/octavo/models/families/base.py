@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.errors import ModelError
 from octavo.models.spec import ModelSpec
 from octavo.ops.base import StoredTensor
 
@@ -33,7 +34,7 @@ def need(config: Config, key: str) -> Any:
     """`config[key]`, or a `ValueError` that names the missing field."""
     value = config.get(key)
     if value is None:
-        raise ValueError(f"the model's configuration lacks {key!r}")
+        raise ModelError(f"the model's configuration lacks {key!r}")
     return value
 
 
@@ -41,7 +42,7 @@ def expect(config: Config, key: str, *allowed: Any) -> Any:
     """`config.get(key)` if it is one of `allowed` (the first one being the default), else a `ValueError`."""
     value = config.get(key, allowed[0])
     if value not in allowed:
-        raise ValueError(f"{key}={value!r} is not supported; supported: {', '.join(map(repr, allowed))}")
+        raise ModelError(f"{key}={value!r} is not supported; supported: {', '.join(map(repr, allowed))}")
     return value
 
 

@@ -10,11 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from octavo.errors import ModelError
 from octavo.models.weights.storage import STORAGE, dequantize
 from octavo.ops.base import StoredTensor
 
 
-class WeightError(ValueError):
+class WeightError(ModelError):
     """A checkpoint that cannot be loaded; the message names the file and the tensor."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octavo.errors import ModelError
 from octavo.models.weights.base import MappedFile, MappedTensor, WeightError
 from octavo.ops.base import StoredTensor
 
@@ -47,7 +48,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)} occurs twice")
+        raise ModelError(f"{next(n for n in names if names.count(n) > 1)} occurs twice")
     return result
 
 
