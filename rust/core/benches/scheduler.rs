@@ -17,7 +17,7 @@ use octavo_core::scheduler::Core;
 
 const PROMPT_TOKENS: u32 = 64;
 /// Decode steps after which the control plane is built anew, so that no request ends and contexts stay alike.
-const STEPS: u64 = 1000;
+const STEPS: u64 = 2000;
 
 /// A control plane that decodes `rows` requests while `waiting` others find no slot.
 struct Decoding {
@@ -91,19 +91,25 @@ fn schedule_and_commit(criterion: &mut Criterion) {
     for rows in [64, 256, 512] {
         for waiting in [0, 10_000] {
             let id = BenchmarkId::new(format!("{rows}_rows"), format!("{waiting}_waiting"));
+            let mut decoding = Decoding::new(rows, waiting);
+            let mut steps_left = STEPS;
             group.bench_function(id, |bencher| {
                 bencher.iter_custom(|iterations| {
                     let mut elapsed = Duration::ZERO;
                     let mut left = iterations;
                     while left > 0 {
-                        let mut decoding = Decoding::new(rows, waiting);
-                        let steps = left.min(STEPS);
+                        if steps_left == 0 {
+                            decoding = Decoding::new(rows, waiting);
+                            steps_left = STEPS;
+                        }
+                        let steps = left.min(steps_left);
                         let start = Instant::now();
                         for _ in 0..steps {
                             decoding.step();
                         }
                         elapsed += start.elapsed();
                         left -= steps;
+                        steps_left -= steps;
                     }
                     elapsed
                 });

@@ -486,9 +486,9 @@ fn a_stop_inside_an_accepted_run_cuts_what_follows() {
     };
     let (all, _) = alone(&config, &request(1, &prompt(1, 6), 40), 0);
     let mut cut_inside = 0;
-    for end in 2..30 {
+    for &last in &all[2..30] {
         let mut stopping = request(1, &prompt(1, 6), 40);
-        stopping.params.stop_token_ids = vec![all[end]];
+        stopping.params.stop_token_ids = vec![last];
         let wanted = alone(&config, &stopping, 0);
         let mut engine = Engine::new(config.clone());
         engine.add(stopping);
