@@ -105,9 +105,14 @@ def test_a_long_prompt_neither_freezes_a_running_stream_nor_a_short_newcomer(
         running = asyncio.Event()
         a = asyncio.create_task(watch("A", [5, 6, 7], 200, running))
         await running.wait()
+        llm.engine.core.pause()  # so that B is ahead of C by its place in the queue alone
         b = asyncio.create_task(watch("B", [(i * 3) % 300 + 10 for i in range(480)], 4))
-        await asyncio.sleep(0)
+        while len(llm._queues) < 2:
+            await asyncio.sleep(0.01)
         c = asyncio.create_task(watch("C", [(i * 5) % 300 + 10 for i in range(20)], 4))
+        while len(llm._queues) < 3:
+            await asyncio.sleep(0.01)
+        llm.engine.core.resume()
         await asyncio.gather(a, b, c)
 
     asyncio.run(main())

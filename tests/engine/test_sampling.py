@@ -245,6 +245,6 @@ def test_beam_search_finds_what_transformers_finds(
 def test_beam_search_honours_the_end_of_sequence(make_llm: Callable[..., LLM], tiny_model: Path) -> None:
     llm = make_llm()
     best = ids(llm, PROMPT, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))[0]
-    params = BeamSearchParams(beam_width=2, max_tokens=8, stop_token_ids=[best])
+    params = BeamSearchParams(beam_width=2, max_tokens=8, stop_token_ids=[best], length_penalty=0.0)
     found = llm.beam_search([PROMPT], params)[0].sequences
     assert any(s.finish_reason == "stop" and s.tokens[-1] == best for s in found)

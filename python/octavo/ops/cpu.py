@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import read_bias, read_matrix, read_vector, rope_angles
+from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
 
 _CPU = torch.device("cpu")
 _GROUP = 32
@@ -123,7 +123,7 @@ class CpuOps:
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
         """Zeros, bf16."""
-        return torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim, dtype=self.cache_dtype)
+        return lazy_zeros((num_blocks, 2, num_kv_heads, block_size, head_dim), self.device, self.cache_dtype)
 
     def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
         """Bytes of one block of one layer."""

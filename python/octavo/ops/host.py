@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,3 +51,11 @@ def rope_angles(inv_freq: Sequence[float], magnitude: float, max_positions: int)
     """Cosines and sines `[max_positions, len(inv_freq)]` times `magnitude`; angles are fp32, as in training."""
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), torch.tensor(inv_freq)).double()
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
+
+
+def lazy_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros. On the CPU they are pages that the system maps when first written, so a large cache costs nothing at the start."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, device=device, dtype=dtype)
+    count = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(*shape)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import read_bias, read_matrix, read_vector, rope_angles
+from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
 
 ROW_TILE = 16
 KV_TILE = 128
@@ -82,7 +82,7 @@ class ReferenceOps:
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
         """Zeros."""
-        return torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim, device=self.device, dtype=self.dtype)
+        return lazy_zeros((num_blocks, 2, num_kv_heads, block_size, head_dim), self.device, self.dtype)
 
     def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
         """Bytes of one block of one layer."""
