@@ -4,6 +4,8 @@
 //! once. Samples are a function of that hash, seed, choice and position: what a request gets depends on nothing else.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod engine;
+
 use octavo_core::config::CoreConfig;
 use octavo_core::ids::StepId;
 use octavo_core::output::{FinishReason, StepResults};
