@@ -256,7 +256,10 @@ impl Core {
         }
         // What others left of the step may be too little to begin with; a small budget's quarter never is.
         let need = num_tokens - existing * self.config.block_size;
-        let least = self.config.block_size.min(self.config.max_num_batched_tokens / 8);
+        let least = self
+            .config
+            .block_size
+            .min(self.config.max_num_batched_tokens / 8);
         if !self.draft.prefill_rows.is_empty() && budget.left < need.min(least) {
             return None;
         }
