@@ -1,7 +1,7 @@
 """octavo against transformers on the same weights in the same run: decode, prefill, eight requests at once.
 
-The two take turns, so that a busy machine slows both; each figure is the median of the rounds. transformers runs in bfloat16 with
-its default attention and a dynamic cache.
+The two take turns, so that a busy machine slows both; each figure is the median of the rounds. transformers runs the
+dequantized weights in bfloat16 with its default attention and a dynamic cache.
 
     python -m benches.engine.transformers_peer
 """
@@ -16,21 +16,26 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from octavo import LLM, SamplingParams
 from octavo.analysis.bandwidth import read_bandwidth
 from octavo.benchmark.speed import random_prompt
 from octavo.models.catalog import resolve_model
 
-PROMPT, OUTPUT, BATCH, PREFILL = 128, 64, 8, 1024
+PROMPT, OUTPUT, BATCH, PREFILL = 128, 32, 8, 1024
 
 
 class Peer:
     """transformers, greedy, without a tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+        ).eval()
 
     @torch.inference_mode()
     def run(self, prompts: list[list[int]], new_tokens: int) -> float:

@@ -5,6 +5,7 @@ What `LLM` and `AsyncLLM` share: it turns prompts and parameters into checked su
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import random
@@ -40,6 +41,8 @@ class LLMEngine:
         self._seeds = random.Random(config.seed)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
+        # A daemon thread inside torch must not outlive the interpreter.
+        atexit.register(self.shutdown)
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
@@ -205,6 +208,7 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Ends every request with `abort` and stops the loop."""
+        atexit.unregister(self.shutdown)
         self.core.shut_down()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=60)
