@@ -1,6 +1,6 @@
 """Every engine benchmark that needs no GPU, one after the other; docs/performance.md holds their tables.
 
-    python -m benches.engine.run
+python -m benches.engine.run
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("benches.engine.replay", "benches.engine.transformers_peer")
+BENCHES = ("benches.engine.replay", "benches.engine.transformers_peer", "benches.engine.divergence")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from octavo.cli.bench import bench_app
 from octavo.cli.generate import generate
 from octavo.cli.models import models_app
 from octavo.errors import OctavoError
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("generate")(generate)
+app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 
 
