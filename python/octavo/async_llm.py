@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from octavo._core import EngineCore, Mailbox, Update
 from octavo.config import DEFAULT_MODEL
 from octavo.errors import EngineError, RequestError
 from octavo.inputs import Message, Prompt, PromptType, check_messages, parse_prompt
@@ -16,6 +18,8 @@ from octavo.requests import RequestAssembler
 from octavo.sampling_params import SamplingParams
 
 _POLL_SECONDS = 1.0
+
+Queues = dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Update]]]
 
 
 class AsyncLLM:
@@ -29,9 +33,11 @@ class AsyncLLM:
     def __init__(self, model: str = DEFAULT_MODEL, **kwargs: Any) -> None:
         self.engine = LLMEngine.from_kwargs(model=model, **kwargs)
         self._mailbox = self.engine.core.mailbox()
-        self._queues: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Any]]] = {}
+        self._queues: Queues = {}
         self._lock = threading.Lock()
-        self._pump = threading.Thread(target=self._deliver, name="octavo-updates", daemon=True)
+        # Not a bound method: a running thread must not keep a forgotten engine alive.
+        parts = (self.engine.core, self._mailbox, self._queues, self._lock)
+        self._pump = threading.Thread(target=deliver, args=parts, name="octavo-updates", daemon=True)
         self._pump.start()
 
     async def generate(
@@ -43,13 +49,13 @@ class AsyncLLM:
         cache_salt: str | None = None,
         tenant: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the output as it grows; the last one is finished. Leaving the iteration, or cancelling it, aborts the request.
+        """Yields the output, one object that grows, until it is finished. Leaving or cancelling the iteration aborts the request.
 
         Raises:
             ParameterError: prompt or parameters are wrong.
             RequestError: this request failed in the engine.
         """
-        params = sampling_params or self.engine.default_sampling_params()
+        params = self.engine.default_sampling_params() if sampling_params is None else sampling_params
         async for output in self._stream(parse_prompt(prompt), params, priority, cache_salt, tenant):
             yield output
 
@@ -64,7 +70,7 @@ class AsyncLLM:
         **template_arguments: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As `generate`, for a conversation; without `max_tokens` the answer may use the rest of the context."""
-        params = sampling_params or self.engine.default_sampling_params(chat=True)
+        params = self.engine.default_sampling_params(chat=True) if sampling_params is None else sampling_params
         prompt = self.engine.render_chat(check_messages(messages), **template_arguments)
         async for output in self._stream(prompt, params, priority, cache_salt, tenant):
             yield output
@@ -82,8 +88,6 @@ class AsyncLLM:
         self.engine.shutdown()
         self._pump.join(timeout=2 * _POLL_SECONDS)
 
-    # -- delivery --------------------------------------------------------------------------------------------------
-
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, tenant: str | None
     ) -> AsyncIterator[RequestOutput]:
@@ -95,7 +99,7 @@ class AsyncLLM:
                 prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant, stream=True
             ),
         )
-        queue: asyncio.Queue[Any] = asyncio.Queue()
+        queue: asyncio.Queue[Update] = asyncio.Queue()
         with self._lock:  # the pump must find the queue when the first update comes
             request_id = self.engine.add(submission, self._mailbox)
             self._queues[request_id] = (loop, queue)
@@ -104,6 +108,8 @@ class AsyncLLM:
         try:
             while not finished:
                 output = assembler.merge(await queue.get())
+                while not queue.empty():  # a slow reader gets one larger output, not a backlog
+                    output = assembler.merge(queue.get_nowait())
                 finished = output.finished
                 if output.error is not None:
                     kind = EngineError if self.engine.core.is_shut_down() else RequestError
@@ -115,14 +121,18 @@ class AsyncLLM:
             if not finished:
                 self.engine.core.abort(request_id)
 
-    def _deliver(self) -> None:
-        """Hands updates from Rust to the event loops; runs on a thread of its own."""
-        while True:
-            updates = self._mailbox.receive(_POLL_SECONDS)
-            if not updates and self.engine.core.is_shut_down():
-                return
-            for update in updates:
-                with self._lock:
-                    target = self._queues.get(update.request_id)
-                if target is not None and not target[0].is_closed():
+
+def deliver(core: EngineCore, mailbox: Mailbox, queues: Queues, lock: threading.Lock) -> None:
+    """Hands updates from Rust to the event loops until the engine has ended; runs on a thread of its own."""
+    while True:
+        # Asked before the wait: what comes with the end is still delivered.
+        ended = core.is_shut_down()
+        updates = mailbox.receive(_POLL_SECONDS)
+        if ended and not updates:
+            return
+        for update in updates:
+            with lock:
+                target = queues.get(update.request_id)
+            if target is not None:
+                with suppress(RuntimeError):  # its event loop is closed
                     target[0].call_soon_threadsafe(target[1].put_nowait, update)

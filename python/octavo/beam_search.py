@@ -10,6 +10,7 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.errors import ParameterError
 from octavo.outputs import BeamSearchOutput, BeamSearchSequence, FinishReason
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
@@ -29,8 +30,12 @@ def beam_search(engine: LLMEngine, prompt: Prompt, params: BeamSearchParams) -> 
     """The `params.beam_width` best continuations of `prompt`, best first; stops when no live beam can beat them.
 
     Raises:
-        ParameterError: the prompt is wrong or leaves no room.
+        ParameterError: the prompt is wrong or leaves no room, or `beam_width` needs more logprobs than the engine gives.
     """
+    limit = engine.config.max_logprobs
+    widest = (engine.vocab_size if limit < 0 else min(limit, engine.vocab_size)) // 2
+    if params.beam_width > widest:
+        raise ParameterError("beam_width", params.beam_width, f"at most {widest}: half of max_logprobs")
     step_params = SamplingParams(
         temperature=params.temperature, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False, ignore_eos=True
     )

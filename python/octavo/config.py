@@ -70,7 +70,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._check_types()
         self._require("max_num_seqs", 1, 4096)
-        self._require("max_model_len", 1, 1 << 24)
+        self._require("max_model_len", 2, 1 << 24)
         self._require("max_num_batched_tokens", 1, 1 << 20)
         self._require("max_in_flight", 1, 8)
         self._require("num_gpu_blocks_override", 2, 1 << 30)

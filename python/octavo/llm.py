@@ -173,10 +173,7 @@ class LLM:
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None, chat: bool = False
     ) -> list[SamplingParams]:
         if given is None:
-            default = self.engine.default_sampling_params()
-            if chat:
-                default.max_tokens = None
-            return [default] * count
+            return [self.engine.default_sampling_params(chat)] * count
         return _each("sampling_params", given, count, given)
 
     def _run(self, submissions: list[Submission], use_tqdm: bool) -> list[RequestOutput]:

@@ -5,13 +5,13 @@ What `LLM` and `AsyncLLM` share: it turns prompts and parameters into checked su
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import random
 import secrets
 import threading
 import traceback
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,10 +39,11 @@ class LLMEngine:
         self.eos_token_ids: list[int] = self._started.eos_token_ids
         self._template: ChatTemplate | None = self._started.chat_template
         self._seeds = random.Random(config.seed)
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        # Not a bound method: a running thread must not keep a forgotten engine alive.
+        self._thread = threading.Thread(target=_run, args=(self._started,), name="octavo-engine", daemon=True)
         self._thread.start()
-        # A daemon thread inside torch must not outlive the interpreter.
-        atexit.register(self.shutdown)
+        # Also at exit: a daemon thread inside torch must not outlive the interpreter.
+        self._stop = weakref.finalize(self, _stop, self.core, self._thread)
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> LLMEngine:
@@ -207,20 +208,8 @@ class LLMEngine:
             self.core.resume()
 
     def shutdown(self) -> None:
-        """Ends every request with `abort` and stops the loop."""
-        atexit.unregister(self.shutdown)
-        self.core.shut_down()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=60)
-
-    def _run(self) -> None:
-        started = self._started
-        plans = [StepPlan(self.core) for _ in range(started.max_in_flight + 1)]
-        try:
-            loop.run(self.core, started.runner, plans, started.max_in_flight)
-        except BaseException as error:
-            traceback.print_exc()
-            self.core.fail(f"the engine stopped: {type(error).__name__}: {error}")
+        """Ends every request with `abort` and stops the loop; also done when the engine is forgotten, and at exit."""
+        self._stop()
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -267,6 +256,23 @@ class LLMEngine:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+
+def _run(started: Started) -> None:
+    """The engine's thread. Whatever ends the loop, every request is told."""
+    try:
+        plans = [StepPlan(started.core) for _ in range(started.max_in_flight + 1)]
+        loop.run(started.core, started.runner, plans, started.max_in_flight)
+    except BaseException as error:
+        traceback.print_exc()
+        started.core.fail(f"the engine stopped: {type(error).__name__}: {error}")
+
+
+def _stop(core: EngineCore, thread: threading.Thread) -> None:
+    core.shut_down()
+    # A garbage collection may run this on the engine's own thread.
+    if thread is not threading.current_thread():
+        thread.join(timeout=60)
 
 
 # Secret and new in every process, so that nobody can choose two salts with one digest.

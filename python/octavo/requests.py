@@ -53,11 +53,7 @@ class RequestAssembler:
         )
 
     def merge(self, update: Update) -> RequestOutput:
-        """Applies one update.
-
-        Raises:
-            RequestError: this request failed in the engine (others go on).
-        """
+        """Applies one update and returns the whole request so far."""
         output = self.output
         output.num_cached_tokens = update.num_cached_tokens
         if update.error is not None:
@@ -110,9 +106,16 @@ class Batch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for request_id in self.unfinished:
             self.core.abort(request_id)
+        # The core keeps a request until its end is fetched.
+        self.mailbox.receive(0.0)
 
     def updates(self) -> Iterator[RequestOutput]:
-        """Yields a request's output each time it has grown, until all have finished."""
+        """Yields a request's output each time it has grown, until all have finished.
+
+        Raises:
+            RequestError: the engine could not run a request.
+            EngineError: the engine has failed.
+        """
         while self.unfinished:
             for update in self.mailbox.receive(_SIGNAL_LATENCY):
                 output = self.assemblers[update.request_id].merge(update)

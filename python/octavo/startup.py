@@ -36,7 +36,6 @@ class Started:
     cache: CachePlan
     vocab_size: int
     max_model_len: int
-    max_num_batched_tokens: int
     max_in_flight: int
     eos_token_ids: list[int]
     generation_config: dict[str, Any]
@@ -106,7 +105,6 @@ def start(config: EngineConfig) -> Started:
         cache=cache,
         vocab_size=spec.vocab_size,
         max_model_len=cache.max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
         max_in_flight=max_in_flight,
         eos_token_ids=eos,
         generation_config=load_generation_config(config.generation_config, source.path),
