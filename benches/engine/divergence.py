@@ -1,7 +1,7 @@
 """How often a greedy answer depends on its batch: the same prompts alone and among sixteen, on real text.
 
-The exact path promises 0; the default one may differ where the arithmetic ties. The gap is that between the two likeliest tokens, in
-nats, where the texts part.
+The exact path promises 0; the default one may differ where the arithmetic ties. The gap is that between the two likeliest
+tokens, in nats, where the texts part.
 
     python -m benches.engine.divergence
 """
