@@ -70,7 +70,7 @@ pub mod flags {
     pub const LOGPROBS: i32 = 16;
     /// Presence, frequency or repetition penalty.
     pub const PENALTIES: i32 = 32;
-    /// Temperature above 0.
+    /// The temperature is not greedy.
     pub const RANDOM: i32 = 64;
     /// top-k, top-p or min-p.
     pub const FILTER: i32 = 128;

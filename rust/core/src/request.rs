@@ -270,15 +270,13 @@ impl Sequence {
     /// Why the sequence ends with its last token, if it does. A stop counts first: within the budget it wins over the length.
     pub(crate) fn finish_reason(&self) -> Option<FinishReason> {
         let last = *self.tokens.last()?;
-        if self.num_outputs() > self.min_tokens {
-            if let Ok(found) = self.stops.binary_search_by_key(&last, |&(id, _)| id) {
-                return Some(match self.stops[found].1 {
-                    true => FinishReason::Eos(last),
-                    false => FinishReason::Stop(last),
-                });
-            }
+        match self.stops.binary_search_by_key(&last, |&(id, _)| id) {
+            Ok(found) if self.num_outputs() > self.min_tokens => Some(match self.stops[found].1 {
+                true => FinishReason::Eos(last),
+                false => FinishReason::Stop(last),
+            }),
+            _ => (self.num_tokens() >= self.max_len).then_some(FinishReason::Length),
         }
-        (self.num_tokens() >= self.max_len).then_some(FinishReason::Length)
     }
 }
 
@@ -311,7 +309,7 @@ pub(crate) fn param_flags(params: &SamplingParams) -> i32 {
         || !params.allowed_token_ids.is_empty();
     plan::flag(params.logprobs.is_some(), flags::LOGPROBS)
         | plan::flag(has_penalties, flags::PENALTIES)
-        | plan::flag(params.temperature > 0.0, flags::RANDOM)
+        | plan::flag(!params.is_greedy(), flags::RANDOM)
         | plan::flag(has_filter, flags::FILTER)
         | plan::flag(has_bias, flags::BIAS)
 }

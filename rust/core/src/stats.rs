@@ -1,4 +1,4 @@
-//! Counts for metrics, and the proof that all counts are right.
+//! Counts for metrics.
 
 use crate::request::Sequence;
 use crate::scheduler::Core;
