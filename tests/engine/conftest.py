@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,11 @@ def make_llm(tiny_model: Path) -> Iterator[Callable[..., LLM]]:
 def assert_released(llm: LLM) -> None:
     """Every reference is gone: with the prefix cache forgotten, all blocks are free."""
     core = llm.engine.core
+    # Aborts are applied by the next `schedule`, and none comes during a pause.
+    for _ in range(10_000):
+        if not llm.stats()["num_running"] and not llm.stats()["num_waiting"]:
+            break
+        time.sleep(0.001)
     core.pause()
     try:
         core.check_integrity()
