@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import resource
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.errors import ContextLengthError, EngineError, ParameterError
@@ -177,6 +179,32 @@ def test_an_idle_engine_uses_no_cpu(make_async: Callable[..., AsyncLLM]) -> None
     before = used()
     time.sleep(3.0)
     assert used() - before < 0.05, "1 CPU second in 60 idle ones"
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_request_whose_logits_are_nan_ends_with_error_and_its_neighbours_go_on(
+    make_llm: Callable[..., LLM], in_flight: int
+) -> None:
+    llm = make_llm(max_in_flight=in_flight)
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS[:3], params, use_tqdm=False)]
+    engine, decoder = llm.engine, llm.engine._started.runner.decoder
+    whole, calls = decoder.logits, itertools.count()
+
+    def damaged(hidden: torch.Tensor) -> torch.Tensor:
+        logits = whole(hidden)
+        if next(calls) == 4:
+            logits[1] = torch.nan
+        return logits
+
+    decoder.logits = damaged  # type: ignore[method-assign]
+    engine.core.pause()  # so that all three begin with the same step
+    with engine.submit([engine.submission_of_ids(p, params) for p in PROMPTS[:3]]) as batch:
+        engine.core.resume()
+        choices = [o.outputs[0] for o in batch.collect(lambda _: None)]
+    assert sorted(c.finish_reason or "" for c in choices) == ["error", "length", "length"]
+    for choice, tokens in zip(choices, expected, strict=True):
+        assert choice.token_ids == (tokens if choice.finish_reason == "length" else tokens[:4])
 
 
 def test_after_a_failure_of_the_model_every_request_is_told_and_no_one_hangs(make_llm: Callable[..., LLM]) -> None:
