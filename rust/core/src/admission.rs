@@ -27,7 +27,7 @@ impl Core {
     /// If the request can never run; nothing is changed then.
     pub fn add(&mut self, request: AddRequest) -> Result<(), AddError> {
         self.check_request(&request)?;
-        let stops = request::stop_table(&request.params);
+        let stops = request::stop_table(&request.params, self.config.vocab_size);
         let AddRequest {
             id,
             tokens,

@@ -281,7 +281,7 @@ impl Sequence {
 }
 
 /// The ids that end a request, sorted; `true` marks the model's own. An id the user gave as well counts as the user's.
-pub(crate) fn stop_table(params: &SamplingParams) -> Arc<[(u32, bool)]> {
+pub(crate) fn stop_table(params: &SamplingParams, vocab_size: u32) -> Arc<[(u32, bool)]> {
     let eos: &[u32] = if params.ignore_eos {
         &[]
     } else {
@@ -293,6 +293,8 @@ pub(crate) fn stop_table(params: &SamplingParams) -> Arc<[(u32, bool)]> {
         .map(|&id| (id, false))
         .collect();
     table.extend(eos.iter().map(|&id| (id, true)));
+    // A tokenizer may know more tokens than the model: these are never drawn, and a ban of one would be out of bounds.
+    table.retain(|&(id, _)| id < vocab_size);
     table.sort_unstable();
     table.dedup_by_key(|entry| entry.0);
     table.into()

@@ -9,7 +9,7 @@ use octavo_core::config::{ConfigError, CoreConfig};
 use octavo_core::ids::{RequestId, StepId};
 use octavo_core::output::{CommitError, FinishReason, Output, StepResults};
 use octavo_core::params::SamplingParams;
-use octavo_core::plan::{flags, header};
+use octavo_core::plan::{SLOT_INIT_HEADER_WORDS, flags, header};
 use octavo_core::request::{AddError, AddRequest};
 use octavo_core::scheduler::Core;
 
@@ -412,6 +412,24 @@ fn a_slot_init_entry_holds_all_parameters_and_lists_in_the_order_of_the_contract
     ];
     assert_eq!(plan[at..plan[header::USED_WORDS] as usize], expected);
     assert_eq!(engine.in_flight[0].rows[0].flags & param_flags, param_flags);
+}
+
+#[test]
+fn an_end_of_sequence_id_that_the_model_does_not_have_is_never_sent_to_the_device() {
+    let mut engine = Engine::new(config());
+    engine.add(AddRequest {
+        params: SamplingParams {
+            min_tokens: 1,
+            eos_token_ids: vec![1000, 2, 4000],
+            ..params(4)
+        },
+        ..request(1, &prompt(1, 5), 4)
+    });
+    engine.schedule();
+    let entry = engine.buffer[header::SLOT_INITS_OFFSET] as usize;
+    let (num_stops, first_list) = (entry + 20, entry + SLOT_INIT_HEADER_WORDS);
+    assert_eq!(engine.buffer[num_stops], 1);
+    assert_eq!(engine.buffer[first_list], 2);
 }
 
 #[test]
