@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from octavo._core import ChoiceUpdate, EngineCore, Mailbox, Tokenizer, Update
-from octavo.errors import EngineError, RequestError
+from octavo.errors import EngineError
 from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -112,8 +112,9 @@ class Batch:
     def updates(self) -> Iterator[RequestOutput]:
         """Yields a request's output each time it has grown, until all have finished.
 
+        A request that failed alone is finished, with `error` and `finish_reason="error"`; the others go on.
+
         Raises:
-            RequestError: the engine could not run a request.
             EngineError: the engine has failed.
         """
         while self.unfinished:
@@ -121,9 +122,8 @@ class Batch:
                 output = self.assemblers[update.request_id].merge(update)
                 if output.finished:
                     self.unfinished.discard(update.request_id)
-                if output.error is not None:
-                    kind = EngineError if self.core.is_shut_down() else RequestError
-                    raise kind(f"request {output.request_id}: {output.error}")
+                if output.error is not None and self.core.is_shut_down():
+                    raise EngineError(f"request {output.request_id}: {output.error}")
                 yield output
 
     def collect(self, advance: Callable[[RequestOutput], None]) -> list[RequestOutput]:

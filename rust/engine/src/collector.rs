@@ -159,6 +159,13 @@ impl Collector {
         }
     }
 
+    /// Says why a choice of a request is about to end with an error.
+    pub(crate) fn explain(&mut self, id: RequestId, reason: &str) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.error = Some(reason.to_owned());
+        }
+    }
+
     /// Ends every unfinished choice of a request at once.
     pub(crate) fn end(&mut self, id: RequestId, finish: &Finish, error: Option<String>) {
         let Some(request) = self.requests.get_mut(&id) else {

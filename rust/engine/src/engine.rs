@@ -78,6 +78,9 @@ pub enum EngineError {
     /// The results are not those of the step.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// Arrays of log-probabilities that do not fit each other or the step.
+    #[error("step_id = {0}: the log-probabilities do not have the shape of the step")]
+    Scores(StepId),
     /// A size the control plane cannot work with.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -359,7 +362,15 @@ impl Engine {
         logprobs: Option<StepLogprobs<'_>>,
         prompt_logprobs: &[PromptLogprobs<'_>],
     ) -> Result<(), EngineError> {
-        let positions = results.tokens.len() / results.num_sampled.len().max(1);
+        let rows = results.num_sampled.len();
+        let positions = results.tokens.len() / rows.max(1);
+        let whole = logprobs.is_none_or(|scores| scores.covers(rows * positions))
+            && prompt_logprobs.iter().all(|part| {
+                (part.row as usize) < rows && part.scores.covers(part.scores.ranks.len())
+            });
+        if !whole {
+            return Err(EngineError::Scores(results.step_id));
+        }
         let mut core = lock(&self.core);
         let mut collector = lock(&self.collector);
         let mut stopped: Vec<(RequestId, u32)> = Vec::new();
@@ -401,6 +412,9 @@ fn deliver(
         collector.push_prompt_logprobs(output.id, found.start, scores);
     }
     collector.set_num_cached_tokens(output.id, output.num_cached_tokens);
+    if output.finish == Some(FinishReason::Error) {
+        collector.explain(output.id, "the model gave no token that can be drawn: its logits are not finite, or all are masked");
+    }
     let scores = match (logprobs, output.row, collector.num_logprobs(output.id)) {
         (Some(logprobs), Some(row), Some(top)) => {
             let first = row as usize * positions;
@@ -426,6 +440,15 @@ fn deliver(
 }
 
 impl StepLogprobs<'_> {
+    /// Whether there are scores for exactly `positions` positions.
+    fn covers(&self, positions: usize) -> bool {
+        let entries = positions * self.width;
+        self.width > 0
+            && self.ranks.len() == positions
+            && self.ids.len() == entries
+            && self.values.len() == entries
+    }
+
     /// One position, its own token and the `top` likeliest.
     fn position(&self, index: usize, top: usize) -> PositionLogprobs {
         let first = index * self.width;
