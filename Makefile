@@ -20,7 +20,7 @@ $(VENV)/.deps: requirements-dev.lock
 
 $(VENV)/.wheel: $(VENV)/.deps $(RUST_SOURCES) pyproject.toml
 	@echo "==> building the Rust core and installing octavo into $(VENV) (1 to 3 minutes the first time)"
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop -q --release
+	@VIRTUAL_ENV=$(abspath $(VENV)) PIP_QUIET=1 $(BIN)/maturin develop -q --release
 	@touch $@
 
 build: $(VENV)/.wheel  ## .venv/bin/python and .venv/bin/octavo
