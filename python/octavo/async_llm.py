@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from octavo._core import EngineCore, Mailbox, Update
@@ -17,7 +17,7 @@ from octavo.outputs import RequestOutput
 from octavo.requests import RequestAssembler
 from octavo.sampling_params import SamplingParams
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.2
 
 Queues = dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Update]]]
 
@@ -39,6 +39,8 @@ class AsyncLLM:
         parts = (self.engine.core, self._mailbox, self._queues, self._lock)
         self._pump = threading.Thread(target=deliver, args=parts, name="octavo-updates", daemon=True)
         self._pump.start()
+        # Also at exit: a thread that comes back from Rust to an interpreter that is gone ends the process.
+        self._stop = weakref.finalize(self, _stop, self.engine.core, self._pump)
 
     async def generate(
         self,
@@ -85,8 +87,8 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Stops the engine; unfinished requests end with `abort`."""
+        self._stop()
         self.engine.shutdown()
-        self._pump.join(timeout=2 * _POLL_SECONDS)
 
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, tenant: str | None
@@ -133,6 +135,18 @@ def deliver(core: EngineCore, mailbox: Mailbox, queues: Queues, lock: threading.
         for update in updates:
             with lock:
                 target = queues.get(update.request_id)
-            if target is not None:
-                with suppress(RuntimeError):  # its event loop is closed
-                    target[0].call_soon_threadsafe(target[1].put_nowait, update)
+            if target is None:
+                continue
+            try:
+                target[0].call_soon_threadsafe(target[1].put_nowait, update)
+            except RuntimeError:  # its event loop is closed: nobody will read it
+                with lock:
+                    queues.pop(update.request_id, None)
+                core.abort(update.request_id)
+
+
+def _stop(core: EngineCore, pump: threading.Thread) -> None:
+    core.shut_down()
+    # A garbage collection may run this on the pump's own thread.
+    if pump is not threading.current_thread():
+        pump.join(timeout=60)

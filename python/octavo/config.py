@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from octavo.errors import ParameterError
+from octavo.errors import ParameterError, check_text
 
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -109,16 +109,22 @@ class EngineConfig:
         return self.num_threads or len(os.sched_getaffinity(0))
 
     def _check_types(self) -> None:
-        for name in ("model", "generation_config"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ParameterError(name, getattr(self, name), "a non-empty string")
         for f in fields(self):
             value = getattr(self, f.name)
-            wants_int = f.type in ("int", "int | None")
-            if wants_int and value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            kind, _, optional = str(f.type).partition(" | ")
+            if optional and value is None:
+                continue
+            if kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ParameterError(f.name, value, "an integer")
+            if kind == "float" and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ParameterError(f.name, value, "a number")
+            if kind == "str":
+                check_text(f.name, value)
             if f.type == "bool" and not isinstance(value, bool):
                 raise ParameterError(f.name, value, "True or False")
+        for name in ("model", "generation_config", "tokenizer"):
+            if getattr(self, name) == "":
+                raise ParameterError(name, "", "a non-empty string")
 
     def _require(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

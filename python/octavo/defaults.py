@@ -35,11 +35,19 @@ def load_generation_config(where: str, model_path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError("generation_config", str(path), f"valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ParameterError("generation_config", str(path), "a JSON object")
     taken = {name: found[name] for name in _TAKEN if found.get(name) is not None}
     if found.get("do_sample") is False:
         taken["temperature"] = 0.0
+    try:
+        default_sampling_params(taken)
+    except ParameterError as error:
+        raise ParameterError(
+            "generation_config", str(path), f"a file of possible values, or 'none' to ignore it ({error})"
+        ) from error
     return taken
 
 

@@ -22,13 +22,37 @@ class ParameterError(OctavoError, ValueError):
         self.param = param
         self.value = value
         self.allowed = allowed
-        shown = repr(value)
+        shown = _repr(value)
         if len(shown) > _SHOWN:
             shown = shown[: _SHOWN - 3] + "..."
-        super().__init__(f"{param} must be {allowed}, got {shown}")
+        # One line, whatever a template or a value's repr contains.
+        super().__init__(" ".join(f"{param} must be {allowed}, got {shown}".splitlines()))
 
     def __reduce__(self) -> tuple[type[ParameterError], tuple[str, object, str]]:
         return type(self), (self.param, self.value, self.allowed)
+
+
+def _repr(value: object) -> str:
+    """`repr`, whatever it raises: a wrong value must not hide which parameter it was."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__}"
+
+
+def check_text(param: str, value: object) -> str:
+    """The value, if it is a string that UTF-8 can hold.
+
+    Raises:
+        ParameterError: it is no string, or has a surrogate.
+    """
+    if not isinstance(value, str):
+        raise ParameterError(param, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(param, value[error.start], "text without surrogates (UTF-8 cannot hold them)") from None
+    return value
 
 
 class ContextLengthError(ParameterError):

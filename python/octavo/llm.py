@@ -184,7 +184,7 @@ class LLM:
 def _each(name: str, given: Any, count: int, default: Any) -> list[Any]:
     if given is None:
         return [default] * count
-    if isinstance(given, Sequence) and not isinstance(given, str):
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         if len(given) != count:
             raise ParameterError(name, len(given), f"one value, or one for each of the {count} prompts")
         return list(given)

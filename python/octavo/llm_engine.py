@@ -6,7 +6,7 @@ What `LLM` and `AsyncLLM` share: it turns prompts and parameters into checked su
 from __future__ import annotations
 
 import hashlib
-import json
+import numbers
 import random
 import secrets
 import threading
@@ -20,11 +20,12 @@ from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
 from octavo.engine import loop
 from octavo.engine.plan import StepPlan
-from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError
-from octavo.inputs import Prompt
+from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
+from octavo.inputs import Prompt, template_arguments
 from octavo.requests import Batch, RequestAssembler, Submission
 from octavo.sampling_params import SamplingParams
 from octavo.startup import Started, start
+from octavo.text import compile_chat_template
 
 
 class LLMEngine:
@@ -68,14 +69,21 @@ class LLMEngine:
             ParameterError: names the prompt or parameter that is wrong.
             ContextLengthError: the prompt leaves no room for an output token.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 1 << 31:
+        if not isinstance(params, SamplingParams):
+            raise ParameterError("sampling_params", params, "SamplingParams")
+        params.validate_for(self._started.vocab_size, self.config.max_logprobs)
+        given: object = priority
+        if isinstance(given, bool) or not isinstance(given, numbers.Integral) or abs(int(given)) >= 1 << 31:
             raise ParameterError("priority", priority, "a 32-bit integer")
+        for name, text in (("cache_salt", cache_salt), ("tenant", tenant)):
+            if text is not None:
+                check_text(name, text)
         token_ids = self._prompt_ids(prompt)
         if params.truncate_prompt_tokens is not None:
             keep = self.max_model_len - 1 if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-keep:]
         resolved = self._resolve(params, len(token_ids))
-        return Submission(prompt.text, token_ids, resolved, priority, cache_salt, tenant, stream)
+        return Submission(prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream)
 
     def submission_of_ids(self, token_ids: list[int], params: SamplingParams, *, stream: bool = False) -> Submission:
         """`submission` for a prompt of token ids."""
@@ -135,30 +143,33 @@ class LLMEngine:
             ParameterError: the model has no template, or the template refuses the conversation.
         """
         tokenizer = self.require_tokenizer()
-        template = self._template
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if not isinstance(flag, bool):
+                raise ParameterError(name, flag, "True or False")
+        template = self._template if chat_template is None else compile_chat_template(chat_template, tokenizer)
+        if template is None:
+            raise ParameterError(
+                "chat_template",
+                None,
+                "given: this model has no chat template, so it is probably a base model; use generate(), or pass one",
+            )
+        arguments = template_arguments(messages, tools, chat_template_kwargs)
         try:
-            if chat_template is not None:
-                template = ChatTemplate(chat_template, tokenizer)
-            if template is None:
-                raise ParameterError(
-                    "chat_template",
-                    None,
-                    "given: this model has no chat template, so it is probably a base model; use generate(), or pass one",
-                )
             text, token_ids = template.render(
                 tokenizer,
-                json.dumps(messages),
-                json.dumps(tools) if tools else None,
+                arguments.messages,
+                arguments.tools,
                 add_generation_prompt,
                 continue_final_message,
-                json.dumps(chat_template_kwargs or {}),
+                arguments.kwargs,
             )
         except TemplateError as error:
-            raise ParameterError("messages", None, f"accepted by the chat template, which says: {error}") from error
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ParameterError):
-                raise
-            raise ParameterError("messages", None, f"JSON values ({error})") from error
+            raise ParameterError("messages", messages, f"accepted by the chat template, which says: {error}") from error
+        except ValueError as error:
+            raise ParameterError("messages", messages, f"JSON values ({error})") from error
         return Prompt(text, token_ids)
 
     def default_sampling_params(self, chat: bool = False) -> SamplingParams:
@@ -219,6 +230,8 @@ class LLMEngine:
             for token in prompt.token_ids:
                 if not 0 <= token < vocab:
                     raise ParameterError("prompt_token_ids", token, f"in the vocabulary, from 0 to {vocab - 1}")
+            if not prompt.token_ids:
+                raise ParameterError("prompts", prompt.text, "non-empty: the chat template wrote nothing")
             return prompt.token_ids
         tokenizer = self.require_tokenizer()
         token_ids: list[int] = tokenizer.encode(prompt.text or "", True, True)
@@ -229,7 +242,6 @@ class LLMEngine:
         return token_ids
 
     def _resolve(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        params.validate_for(self._started.vocab_size, self.config.max_logprobs)
         if self.tokenizer is None and params.stop:
             raise ParameterError("stop", params.stop, "empty: the engine runs without a tokenizer; use stop_token_ids")
         room = self.max_model_len - prompt_length

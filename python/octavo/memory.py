@@ -57,6 +57,10 @@ def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, m
     else:
         num_blocks = min(useful, available_bytes(config, device) // bytes_per_block)
         source = "gpu_memory_utilization" if device.type == "cuda" else "kv_cache_memory_bytes"
+    memory = total_bytes(device)
+    if num_blocks * bytes_per_block > memory:
+        limit = memory if source == "kv_cache_memory_bytes" else memory // bytes_per_block
+        raise ParameterError(source, getattr(config, source), f"at most {limit}, what this device's memory holds")
     fits = max(0, num_blocks - 1) * config.block_size
     if fits < 2:
         raise ParameterError(
@@ -83,6 +87,15 @@ def available_bytes(config: EngineConfig, device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total) - _GPU_STEP_BYTES)
     return min(_CPU_LIMIT, int(_CPU_SHARE * _available_memory()))
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes of memory that the device has, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _read_lines("/sys/fs/cgroup/memory.max")
+    return min(total, int(limit[0])) if limit and limit[0].strip().isdigit() else total
 
 
 def _available_memory() -> int:

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
-from octavo.errors import ParameterError
+from octavo.errors import ParameterError, check_text
 
 MAX_N: Final = 1024
 """Choices of one request at most."""
 MAX_LIST_ENTRIES: Final = 1024
 """Entries of `logit_bias`, `stop`, `stop_token_ids` and `bad_words` at most."""
+MAX_LIST_CHARS: Final = 1 << 16
+"""Characters of all strings of `stop` or `bad_words` together at most."""
 BAN_BIAS: Final = -100.0
 """A logit bias of this or less removes the token altogether."""
 
@@ -96,6 +98,11 @@ def _strings(name: str, value: object) -> list[str]:
     for one in strings:
         if not isinstance(one, str) or not one:
             raise ParameterError(name, one, "non-empty strings")
+        check_text(name, one)
+    if sum(map(len, strings)) > MAX_LIST_CHARS:
+        raise ParameterError(
+            name, f"{sum(map(len, strings))} characters", f"at most {MAX_LIST_CHARS} characters in all"
+        )
     return strings
 
 

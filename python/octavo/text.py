@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo._core import ChatTemplate, Gguf, TemplateError, Tokenizer
-from octavo.errors import ParameterError
+from octavo.errors import ParameterError, check_text
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
@@ -32,10 +32,17 @@ def load_chat_template(given: str | None, tokenizer: Tokenizer | None) -> ChatTe
     if tokenizer is None:
         return None
     source = tokenizer.chat_template if given is None else _source(given)
-    if source is None:
-        return None
+    return None if source is None else compile_chat_template(source, tokenizer)
+
+
+def compile_chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A template of its text.
+
+    Raises:
+        ParameterError: it has an error; the message gives the line.
+    """
     try:
-        return ChatTemplate(source, tokenizer)
+        return ChatTemplate(check_text("chat_template", source), tokenizer)
     except TemplateError as error:
         raise ParameterError("chat_template", source, f"a template that compiles ({error})") from error
 

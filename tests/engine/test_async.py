@@ -26,6 +26,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.ended = False
+        self.aborted: list[int] = []
         self.batches = [[], [SimpleNamespace(request_id=1), SimpleNamespace(request_id=2)], []]
 
     def is_shut_down(self) -> bool:
@@ -34,6 +35,9 @@ class FakeCore:
     def receive(self, timeout: float) -> list[Any]:
         self.ended = True
         return self.batches.pop(0)
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.append(request_id)
 
 
 class FakeLoop:
@@ -54,6 +58,8 @@ def test_an_update_that_comes_with_the_shutdown_is_delivered_and_a_closed_loop_s
     deliver(core, core, queues, threading.Lock())  # type: ignore[arg-type]
     assert queue.get_nowait().request_id == 2
     assert core.batches == []
+    assert core.aborted == [1]
+    assert list(queues) == [2]
 
 
 def test_a_reader_that_comes_late_gets_one_larger_output(tiny_model: Path) -> None:

@@ -122,10 +122,15 @@ def _prompts(given: list[str], files: list[Path]) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ParameterError("file", str(path), f"a readable UTF-8 file ({error})") from error
         prompts += (
-            [_line(path, line) for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else [text]
+            # Not splitlines(): JSON strings may hold other separators of lines.
+            [_line(path, line) for line in text.split("\n") if line.strip()] if path.suffix == ".jsonl" else [text]
         )
-    if not prompts and not sys.stdin.isatty():
-        text = sys.stdin.read()
+    # A closed standard input is None.
+    if not prompts and sys.stdin is not None and not sys.stdin.isatty():
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise ParameterError("prompt", "standard input", f"UTF-8 text ({error})") from error
         prompts = [text.removesuffix("\n")] if text else []
     if not prompts:
         raise ParameterError("prompt", None, "given: use -p TEXT, -f FILE, or pipe text in")
@@ -135,7 +140,9 @@ def _prompts(given: list[str], files: list[Path]) -> list[str]:
 def _line(path: Path, line: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError) as error:
+        if line.lstrip().startswith("{"):
+            raise ParameterError("file", str(path), f"lines of text or of valid JSON ({error})") from error
         return line
     if isinstance(value, dict):
         value = value.get("prompt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -40,10 +41,16 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Runs the command line; errors that the user can mend are one line on stderr, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A model may write any character, whatever the terminal's encoding.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except OctavoError as error:
         typer.secho(f"octavo: {error}", fg="red", err=True)
         sys.exit(2)
+    except OSError as error:  # output that cannot be written: a full disk, say
+        typer.secho(f"octavo: {error}", fg="red", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -92,10 +92,14 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     if model in BUILT_IN:
         return ModelSource(model, _built_in(BUILT_IN[model], say))
-    path = Path(model).expanduser()
-    if (model and path.is_dir()) or (path.is_file() and path.suffix == ".gguf"):
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file = bool(model) and path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that no path can have; an unknown user's home
+        raise ModelNotFoundError(f"model={model[:80]!r}: {error.args[-1]}") from error
+    if is_folder or (is_file and path.suffix == ".gguf"):
         return ModelSource(model, path.resolve())
-    if path.is_file():
+    if is_file:
         raise ModelNotFoundError(
             f"model={model!r}: a file must be a .gguf file; pass the folder of a safetensors model"
         )
@@ -110,13 +114,17 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
 
 def _from_hub(model: str, repo: str, revision: str | None, file: str | None) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download  # noqa: PLC0415 (slow to import)
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         if file is not None:
             return Path(hf_hub_download(repo, file, revision=revision))
         return Path(snapshot_download(repo, revision=revision, allow_patterns=_FOLDER_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFoundError(f"model={model!r}: not fetched from the hub: {error}") from error
 
 

@@ -7,7 +7,7 @@ model and one tensor, never two models.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from octavo.errors import ModelError
 from octavo.models.catalog import ModelSource
 from octavo.models.decoder import Decoder
 from octavo.models.families import family_of_config, family_of_gguf
-from octavo.models.families.base import token_ids
+from octavo.models.families.base import Config, token_ids
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.base import Checkpoint, NamedWeights, WeightError
 from octavo.models.weights.gguf import GgufFile
@@ -88,10 +88,11 @@ def load_model(source: ModelSource, ops: OpSet, max_positions: int | None = None
 def _open_folder(source: ModelSource) -> OpenedModel:
     config = _read_json(source.path / "config.json")
     family = family_of_config(config)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method")
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ModelError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
-    spec = family.from_config(config)
+    spec = _spec(source, family.from_config, config)
     generation = source.path / "generation_config.json"
     if generation.is_file():
         ids = token_ids(_read_json(generation).get("eos_token_id"))
@@ -105,10 +106,27 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     family = family_of_gguf(file.metadata)
     if family.from_gguf is None:
         raise ModelError(f"{source.path}: GGUF files of the family {family.name} are not supported")
-    spec = family.from_gguf({**file.metadata, **_from_tensors(file, family.gguf_names)})
+    spec = _spec(source, family.from_gguf, {**file.metadata, **_from_tensors(file, family.gguf_names)})
     adapt = family.gguf_adapt(spec) if family.gguf_adapt is not None else None
     weights = NamedWeights(file, family.gguf_names, adapt)
     return OpenedModel(source, _with_tying(spec, weights), weights)
+
+
+def _spec(source: ModelSource, make: Callable[[Config], ModelSpec], config: Config) -> ModelSpec:
+    """The spec of a configuration; what its family did not foresee is the file's fault as well."""
+    try:
+        spec = make(config)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{source.path}: a field of the configuration has a wrong kind of value: {error}") from error
+    if spec.max_positions < 2:
+        raise ModelError(f"{source.path}: a context of {spec.max_positions} tokens leaves no room for an output")
+    for layer in spec.layers[:1]:
+        if layer.attention.num_heads % layer.attention.num_kv_heads:
+            heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
+            raise ModelError(f"{source.path}: {heads} heads cannot share {kv_heads} key and value heads")
+    return spec
 
 
 def _from_tensors(file: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
@@ -137,7 +155,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path}: no such file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")

@@ -15,8 +15,8 @@ BY_GGUF: dict[str, Family] = {"llama": llama.FAMILY}
 def family_of_config(config: Config) -> Family:
     """The family of a `config.json`; `ValueError` names an architecture that is not supported."""
     architectures = config.get("architectures") or []
-    for name in architectures:
-        if name in BY_ARCHITECTURE:
+    for name in architectures if isinstance(architectures, list) else []:
+        if isinstance(name, str) and name in BY_ARCHITECTURE:
             return BY_ARCHITECTURE[name]
     raise ModelError(
         f"architectures={architectures!r} is not supported; supported: {', '.join(sorted(BY_ARCHITECTURE))}"
@@ -26,6 +26,6 @@ def family_of_config(config: Config) -> Family:
 def family_of_gguf(metadata: Config) -> Family:
     """The family of a GGUF file; `ValueError` names an architecture that is not supported."""
     name = metadata.get("general.architecture")
-    if name not in BY_GGUF:
+    if not isinstance(name, str) or name not in BY_GGUF:
         raise ModelError(f"general.architecture={name!r} is not supported; supported: {', '.join(sorted(BY_GGUF))}")
-    return BY_GGUF[str(name)]
+    return BY_GGUF[name]

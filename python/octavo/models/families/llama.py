@@ -6,7 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from octavo.models.families.base import Config, Family, expect, need, token_ids
+from octavo.models.families.base import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Config,
+    Family,
+    expect,
+    integer,
+    need,
+    number,
+    token_ids,
+)
 from octavo.models.rope import rope_from_config
 from octavo.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from octavo.models.weights.base import PermutedTensor
@@ -16,27 +30,29 @@ from octavo.ops.base import StoredTensor
 def from_config(config: Config) -> ModelSpec:
     """A spec of a `config.json`."""
     expect(config, "hidden_act", "silu")
-    heads, hidden, length = (need(config, k) for k in ("num_attention_heads", "hidden_size", "max_position_embeddings"))
-    head_dim = config.get("head_dim") or hidden // heads
+    heads = integer(config, "num_attention_heads", MAX_HEADS)
+    hidden = integer(config, "hidden_size", MAX_WIDTH)
+    length = integer(config, "max_position_embeddings", MAX_POSITIONS)
+    head_dim = integer(config, "head_dim", MAX_HEAD_DIM, hidden // heads)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     bias = bool(config.get("attention_bias", False))
     attention = AttentionSpec(
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
+        num_kv_heads=integer(config, "num_key_value_heads", heads, heads),
         head_dim=head_dim,
-        rope=rope_from_config(rope, head_dim, length, config.get("rope_theta", 10000.0)),
+        rope=rope_from_config(rope, head_dim, length, number(config, "rope_theta", 10000.0)),
         scale=head_dim**-0.5,
         qkv_bias=bias,
         output_bias=bias,
     )
-    mlp = MlpSpec(need(config, "intermediate_size"), bias=bool(config.get("mlp_bias", False)))
+    mlp = MlpSpec(integer(config, "intermediate_size", MAX_WIDTH), bias=bool(config.get("mlp_bias", False)))
     return ModelSpec(
         family="llama",
-        vocab_size=need(config, "vocab_size"),
+        vocab_size=integer(config, "vocab_size", MAX_VOCAB),
         hidden_size=hidden,
-        layers=(LayerSpec(attention, mlp),) * need(config, "num_hidden_layers"),
+        layers=(LayerSpec(attention, mlp),) * integer(config, "num_hidden_layers", MAX_LAYERS),
         max_positions=length,
-        norm_eps=config.get("rms_norm_eps", 1e-6),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=token_ids(config.get("eos_token_id")),
@@ -46,19 +62,20 @@ def from_config(config: Config) -> ModelSpec:
 def from_gguf(metadata: Config) -> ModelSpec:
     """A spec of GGUF metadata; `vocab_size` and `rope_factors` are added by the loader from the file's tensors."""
 
-    def value(key: str) -> int:
-        return int(need(metadata, f"llama.{key}"))
+    def value(key: str, high: int, default: int | None = None) -> int:
+        return integer(metadata, f"llama.{key}", high, default)
 
     expect(metadata, "llama.rope.scaling.type", "none", "linear")
-    heads, hidden, length = value("attention.head_count"), value("embedding_length"), value("context_length")
-    head_dim = int(metadata.get("llama.attention.key_length", hidden // heads))
-    rotary_dim = int(metadata.get("llama.rope.dimension_count", head_dim))
-    scaling = float(metadata.get("llama.rope.scaling.factor") or 1.0)
-    base = float(metadata.get("llama.rope.freq_base", 10000.0))
+    heads, hidden = value("attention.head_count", MAX_HEADS), value("embedding_length", MAX_WIDTH)
+    length = value("context_length", MAX_POSITIONS)
+    head_dim = value("attention.key_length", MAX_HEAD_DIM, hidden // heads)
+    rotary_dim = value("rope.dimension_count", head_dim, head_dim)
+    scaling = number(metadata, "llama.rope.scaling.factor", 1.0)
+    base = number(metadata, "llama.rope.freq_base", 10000.0)
     factors = metadata.get("rope_factors") or [1.0] * (rotary_dim // 2)
     attention = AttentionSpec(
         num_heads=heads,
-        num_kv_heads=int(metadata.get("llama.attention.head_count_kv", heads)),
+        num_kv_heads=value("attention.head_count_kv", heads, heads),
         head_dim=head_dim,
         rope=RopeSpec(tuple(base ** (-2 * i / rotary_dim) / (scaling * f) for i, f in enumerate(factors))),
         scale=head_dim**-0.5,
@@ -68,9 +85,10 @@ def from_gguf(metadata: Config) -> ModelSpec:
         family="llama",
         vocab_size=need(metadata, "vocab_size"),
         hidden_size=hidden,
-        layers=(LayerSpec(attention, MlpSpec(value("feed_forward_length"))),) * value("block_count"),
+        layers=(LayerSpec(attention, MlpSpec(value("feed_forward_length", MAX_WIDTH))),)
+        * value("block_count", MAX_LAYERS),
         max_positions=length,
-        norm_eps=float(need(metadata, "llama.attention.layer_norm_rms_epsilon")),
+        norm_eps=number(metadata, "llama.attention.layer_norm_rms_epsilon"),
         tied_embeddings=False,
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=token_ids(eos),

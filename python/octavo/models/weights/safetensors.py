@@ -37,7 +37,7 @@ class SafetensorsFile:
             self.tensors: dict[str, StoredTensor] = {
                 name: _tensor(file, name, entry, 8 + length) for name, entry in entries.items()
             }
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, WeightError):
                 raise
             raise WeightError(f"{path}: damaged safetensors header: {error!r}") from error
@@ -78,8 +78,12 @@ class SafetensorsFolder:
             return
         try:
             weight_map: dict[str, str] = json.loads(index_path.read_text(), object_pairs_hook=_unique)["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise WeightError(f"{index_path}: damaged index: {error!r}") from error
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise WeightError(
+                f"{index_path}: damaged index: weight_map does not map names of tensors to names of files"
+            )
         files = {}
         for name in sorted(set(weight_map.values())):
             if Path(name).name != name:
