@@ -4,11 +4,23 @@ use std::io;
 
 use super::TemplateError;
 
-/// Refuses names that would reach internals in Python's implementation of Jinja (`__class__`, `__globals__`, ...).
+/// Code of one block, string literals not counted. The parser recurses once for each operator (`----1`, `1+1+1`) and checks
+/// no depth there; an expression lies within one block, so this bounds its stack.
+const MAX_CODE_BYTES: usize = 4096;
+
+/// Refuses expressions so long that parsing them could overflow the stack, and names that would reach internals in Python's implementation of Jinja (`__class__`, `__globals__`, ...).
 ///
 /// Nothing of the kind exists here; a template that asks for it is hostile, and the load fails instead of the render.
 pub(super) fn check(source: &str) -> Result<(), TemplateError> {
     for (offset, code) in code_blocks(source) {
+        if code.len() > MAX_CODE_BYTES && code_bytes(code) > MAX_CODE_BYTES {
+            return Err(TemplateError::Syntax {
+                line: source[..offset].matches('\n').count() + 1,
+                message: format!(
+                    "a block has more than {MAX_CODE_BYTES} bytes of code (string literals not counted)"
+                ),
+            });
+        }
         let mut rest = 0;
         while let Some(found) = code[rest..].find("__") {
             let start = rest + found;
@@ -59,6 +71,28 @@ fn code_blocks(source: &str) -> Vec<(usize, &str)> {
         at = end;
     }
     blocks
+}
+
+/// Bytes of a block outside its string literals.
+fn code_bytes(code: &str) -> usize {
+    let mut quote = None;
+    let mut escaped = false;
+    let mut count = 0;
+    for c in code.chars() {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None => {
+                count += c.len_utf8();
+                if c == '\'' || c == '"' {
+                    quote = Some(c);
+                }
+            }
+        }
+    }
+    count
 }
 
 /// The offset of the `close` that is not inside a string literal, or the end of the source.

@@ -233,6 +233,20 @@ fn templates_that_reach_for_internals_are_refused_at_load() {
 }
 
 #[test]
+fn expressions_that_would_overflow_the_parsers_stack_are_refused_and_long_strings_are_not() {
+    for unit in ["not ", "-", "1+", "1~", "a.", "1**", "a|"] {
+        let source = format!("\n{{{{ {}a }}}}", unit.repeat(1_000_000 / unit.len()));
+        let error = ChatTemplate::new(&source, &byte_level()).unwrap_err();
+        assert!(
+            matches!(error, TemplateError::Syntax { line: 2, .. }),
+            "{unit}"
+        );
+    }
+    let long = format!("{{{{ '{}' }}}}", "-".repeat(100_000));
+    assert_eq!(text(&long, &user("")), "-".repeat(100_000));
+}
+
+#[test]
 fn templates_cannot_change_their_input_or_load_files() {
     for source in [
         "{{ messages.append(1) }}",
