@@ -34,7 +34,6 @@ class EngineConfig:
     model: str = _arg(DEFAULT_MODEL, "Built-in name, hub id, folder or `.gguf` file.")
     tokenizer: str | None = _arg(None, "Folder or `tokenizer.json`; the model's own by default.")
     skip_tokenizer_init: bool = _arg(False, "Take and give token ids only.")
-    served_model_name: str | None = _arg(None, "The name that replies carry; `model` by default.")
     chat_template: str | None = _arg(None, "A template, or the path of a file with one; the model's own by default.")
     generation_config: str = _arg(
         "auto",

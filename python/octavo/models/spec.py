@@ -103,8 +103,3 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Layers that own a KV cache."""
         return len(self.layers)
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers that one token adds to the KV cache, over all layers."""
-        return sum(2 * layer.attention.num_kv_heads * layer.attention.head_dim for layer in self.layers)
