@@ -17,7 +17,7 @@ const HALF: u32 = 64;
 const PROMPTS_PER_PREFIX: u32 = 8;
 const NS: Namespace = Namespace(1);
 /// 868 such prompts are 1,000,000 cached tokens.
-const NUM_PROMPTS: [u32; 5] = [100, 868, 1_000, 10_000, 100_000];
+const NUM_PROMPTS: [u32; 6] = [1, 100, 868, 1_000, 10_000, 100_000];
 
 /// A cache whose blocks are all cached, and a source of further prompts.
 struct Bench {
