@@ -159,3 +159,49 @@ class Gguf:
     def __init__(self, path: str | PathLike[str]) -> None: ...
     def metadata(self) -> dict[str, Any]: ...
     def tensors(self) -> list[tuple[str, list[int], str, int, int]]: ...
+
+class PackedMatrix:
+    """A quantized matrix `[out, in]` with the file's codes and scales, 16 output rows interleaved.
+
+    Args:
+        parts: of each part the storage, `Q4_0`, `Q4_1` or `Q8_0`, and its rows as stored; stacked along `out`.
+
+    Raises:
+        ValueError: another storage, rows that are not whole blocks, or of different lengths; names the part.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, npt.NDArray[np.uint8]]]) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def linear(self, x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], threads: int) -> None:
+        """Write `x @ self.T` to `out`, `[M, in]` and `[M, out]`; `x` is rounded to 8 bits in groups of 32.
+
+        A row of the result depends bitwise neither on the other rows nor on `threads`. Works without the GIL.
+
+        Raises:
+            ValueError: a shape or layout does not fit; names the argument.
+        """
+    def read_rows(self, ids: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        """Dequantize the rows `ids` to `out`, `[len(ids), in]`.
+
+        Raises:
+            ValueError: a shape or layout does not fit, or an id is not a row; names the argument.
+        """
+
+_Float32 = npt.NDArray[np.float32]
+
+def rms_norm(x: _Float32, weight: _Float32, eps: float, out: _Float32) -> None:
+    """Write `x / sqrt(mean(x²) + eps) * weight` to `out`; `[M, D]`, contiguous.
+
+    Raises:
+        ValueError: a shape or layout does not fit; names the argument.
+    """
+
+def add_rms_norm(residual: _Float32, x: _Float32, scale: float, weight: _Float32, eps: float, out: _Float32) -> None:
+    """Add `scale * x` to `residual` in place and write the norm of the sum to `out`; all `[M, D]`, contiguous.
+
+    Raises:
+        ValueError: a shape or layout does not fit; names the argument.
+    """

@@ -1,8 +1,8 @@
-"""Torch on the CPU, for speed: few operations per layer, no Python loop over tokens or requests.
+"""The CPU, for speed: quantized products in Rust, the rest in torch; few operations per layer, no Python loop over tokens.
 
-Decode is bound by reading weights, so 4-bit weights stay 4-bit for steps of few tokens (torch's int4 kernel, bf16 scales);
-larger steps use a dense copy in the type whose matrix product this machine does fastest. Activations are fp32, the KV cache is
-bf16. Attention gathers each row's blocks and runs over rows in bulk, in groups of similar query and sequence lengths.
+Decode is bound by reading weights, so 4-bit and 8-bit weights stay as the file has them, and activations are rounded to 8 bits on
+the way into a product. Activations are fp32, the KV cache is bf16. Attention gathers each row's blocks and runs over rows in bulk,
+in groups of similar query and sequence lengths.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo import _core
+from octavo._core import PackedMatrix
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
 
 _CPU = torch.device("cpu")
-_GROUP = 32
-_PACKED_ROWS = 48
-"""Steps of at most this many tokens use the packed weights; above, the dense product is faster (measured, AVX2, 2 threads)."""
+_PACKED = ("Q4_0", "Q4_1", "Q8_0")
+_PACKED_ROWS = 64
+"""Where the processor multiplies tiles of bf16 (AMX), larger steps use a dense copy; elsewhere packed weights win at any size."""
 
 
 @dataclass(slots=True)
@@ -31,19 +33,17 @@ class LinearWeight:
 
     dense: Tensor | None
     """`[in, out]`, a transposed view, bf16 or fp32."""
-    int4: tuple[Tensor, Tensor] | None
-    """Packed codes, and scale and zero `[in / 32, out, 2]` in bf16: `w = (code - 8) * scale + zero`."""
-    int8: tuple[Tensor, Tensor] | None
-    """Codes `[out, in]` and bf16 scales `[out]`."""
+    packed: PackedMatrix | None
+    """`[out, in]`."""
     bias: Tensor | None
 
 
 @dataclass(slots=True)
 class Embedding:
-    """A table `[V, D]`: dense, or int8 codes with a scale for each 32 elements of a row."""
+    """A table `[V, D]` in one of two forms."""
 
-    table: Tensor
-    scales: Tensor | None
+    dense: Tensor | None
+    packed: PackedMatrix | None
 
 
 @dataclass(slots=True)
@@ -73,6 +73,8 @@ class AttentionStep:
     groups: list[RowGroup]
     block: Tensor
     offset: Tensor
+    angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Per rope table, by `id`, the table and its rows of the step's positions, taken by the first layer."""
 
 
 class CpuOps:
@@ -80,16 +82,19 @@ class CpuOps:
 
     Args:
         dtype: None: 4-bit and 8-bit weights stay packed and the cache is bf16. Given: all weights and the cache are of this type.
+
+    Products of packed weights use as many threads as torch (`torch.get_num_threads()`), in a pool of their own that sleeps between.
     """
 
     name = "cpu"
 
     def __init__(self, dtype: torch.dtype | None = None):
-        fast_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        self._packed = dtype is None
+        self._dense_too = torch.cpu._is_amx_tile_supported()
+        fast_bf16 = self._dense_too or torch.cpu._is_avx512_bf16_supported()
         self.device = _CPU
         self.dense_dtype = dtype or (torch.bfloat16 if fast_bf16 else torch.float32)
         self.cache_dtype = dtype or torch.bfloat16
-        self._packed = dtype is None
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -98,23 +103,27 @@ class CpuOps:
         return read_vector(source, _CPU, torch.float32, offset)
 
     def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> LinearWeight:
-        """`parts` stacked along `out`: dense, and packed if all are 4-bit."""
-        packs = self._packed and all(part.storage in ("Q4_0", "Q4_1") and part.shape[0] % 64 == 0 for part in parts)
-        int4 = _pack_int4(parts) if packs else None
-        dense = read_matrix(parts, _CPU, self.dense_dtype).t()
-        return LinearWeight(dense, int4, None, read_bias(biases, _CPU, torch.float32))
+        """`parts` stacked along `out`: packed if all are stored in 4 or 8 bits, else dense."""
+        packed = self._pack(parts)
+        dense = None
+        if packed is None or self._dense_too:
+            dense = read_matrix(parts, _CPU, self.dense_dtype).t()
+        return LinearWeight(dense, packed, read_bias(biases, _CPU, torch.float32))
 
     def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Embedding, LinearWeight | None]:
-        """8-bit tables stay 8-bit; as a head they get one scale per row (torch's int8 kernel)."""
-        if source.storage != "Q8_0" or not self._packed:
-            table = read_matrix([source], _CPU, self.dense_dtype)
-            return Embedding(table, None), LinearWeight(table.t(), None, None, None) if tied else None
-        blocks = source.rows(0, source.shape[0]).reshape(source.shape[0], -1, 34)
-        scales = torch.from_numpy(np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float32))
-        codes = torch.from_numpy(blocks[:, :, 2:].view(np.int8).reshape(source.shape))
-        source.release()
-        embedding = Embedding(codes, scales.squeeze(-1))
-        return embedding, LinearWeight(None, None, _per_row_int8(embedding), None) if tied else None
+        """Tables of 4 or 8 bits stay packed; the head shares the table's memory."""
+        packed = self._pack([source])
+        dense = read_matrix([source], _CPU, self.dense_dtype) if packed is None else None
+        head = LinearWeight(None if dense is None else dense.t(), packed, None) if tied else None
+        return Embedding(dense, packed), head
+
+    def _pack(self, parts: Sequence[StoredTensor]) -> PackedMatrix | None:
+        if not self._packed or any(part.storage not in _PACKED for part in parts):
+            return None
+        packed = PackedMatrix([(part.storage, part.rows(0, part.shape[0])) for part in parts])
+        for part in parts:
+            part.release()
+        return packed
 
     def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
         """`[2, max_positions, 1, rotary_dim]`: cosines, and sines whose first half is negated."""
@@ -147,19 +156,20 @@ class CpuOps:
 
     def embed(self, ids: Tensor, table: Embedding, scale: float) -> Tensor:
         """`table[ids] * scale`, fp32."""
-        rows = table.table[ids.long()].float()
-        if table.scales is not None:
-            rows = (rows.unflatten(1, (-1, _GROUP)) * table.scales[ids.long()].unsqueeze(-1)).flatten(1)
-        return rows.mul_(scale)
+        if table.packed is not None:
+            rows = torch.empty(ids.shape[0], table.packed.shape[1])
+            table.packed.read_rows(ids.long().numpy(), rows.numpy())
+        else:
+            assert table.dense is not None
+            rows = table.dense[ids.long()].float()
+        return rows.mul_(scale) if scale != 1.0 else rows
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """`x @ weight.T + bias`, fp32 in and out."""
-        if weight.int4 is not None and (x.shape[0] <= _PACKED_ROWS or weight.dense is None):
-            out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-                x.bfloat16(), weight.int4[0], _GROUP, weight.int4[1]
-            ).float()
-        elif weight.int8 is not None:
-            out = torch.ops.aten._weight_int8pack_mm(x.bfloat16(), *weight.int8).float()
+        packed = weight.packed
+        if packed is not None and (weight.dense is None or x.shape[0] <= _PACKED_ROWS):
+            out = torch.empty(x.shape[0], packed.shape[0])
+            packed.linear(x.contiguous().numpy(), out.numpy(), torch.get_num_threads())
         else:
             assert weight.dense is not None
             out = torch.mm(x.to(weight.dense.dtype), weight.dense).float()
@@ -167,8 +177,11 @@ class CpuOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight`."""
-        normed: Tensor = functional.rms_norm(x, (x.shape[-1],), weight, eps)
-        return normed
+        rows = x.contiguous()
+        out = torch.empty_like(rows)
+        width = x.shape[-1]
+        _core.rms_norm(rows.view(-1, width).numpy(), weight.numpy(), eps, out.view(-1, width).numpy())
+        return out
 
     def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
         """`residual + scale * x`, in `residual`'s memory."""
@@ -178,8 +191,9 @@ class CpuOps:
         self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """The norm of `residual + scale * x`, and that sum in `residual`'s memory."""
-        residual.add_(x, alpha=scale)
-        return self.rms_norm(residual, weight, eps), residual
+        out = torch.empty_like(residual)
+        _core.add_rms_norm(residual.numpy(), x.contiguous().numpy(), scale, weight.numpy(), eps, out.numpy())
+        return out, residual
 
     def rotate_and_store(
         self,
@@ -202,7 +216,7 @@ class CpuOps:
         if q_norm is not None and k_norm is not None:
             norms = (turned[:, :-kv_heads], q_norm), (turned[:, -kv_heads:], k_norm)
             turned = torch.cat([self.rms_norm(part, norm, eps) for part, norm in norms], dim=1)
-        turned = _rotate(turned, rope[:, positions], interleaved)
+        turned = _rotate(turned, _angles(plan, rope, positions), interleaved)
         pair = torch.stack([turned[:, -kv_heads:], heads[:, -kv_heads:]], dim=1).to(self.cache_dtype)
         # Finite, so that a later owner of the block can multiply what it does not see by 0.
         kv_cache[plan.block, :, :, plan.offset] = pair.nan_to_num_()
@@ -237,37 +251,6 @@ class CpuOps:
         if scale != 1.0:
             logits.mul_(scale)
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
-
-
-def _pack_int4(parts: Sequence[StoredTensor]) -> tuple[Tensor, Tensor]:
-    """`Q4_0` and `Q4_1` blocks in the layout of torch's int4 kernel: the codes are the file's, scales are rounded to bf16."""
-    codes, scale_and_zero = [], []
-    for part in parts:
-        data = part.rows(0, part.shape[0])
-        header = 2 if part.storage == "Q4_0" else 4
-        blocks = data.reshape(part.shape[0], -1, header + _GROUP // 2)
-        packed = blocks[:, :, header:]
-        codes.append(np.concatenate([packed & 15, packed >> 4], axis=2).reshape(part.shape).astype(np.int32))
-        scale = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float32)[:, :, 0]
-        zero = np.zeros_like(scale)
-        if part.storage == "Q4_1":
-            zero = np.ascontiguousarray(blocks[:, :, 2:4]).view(np.float16).astype(np.float32)[:, :, 0] + 8 * scale
-        scale_and_zero.append(np.stack([scale, zero], axis=-1))
-        part.release()
-    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(np.concatenate(codes)), 1)
-    return weight, torch.from_numpy(np.concatenate(scale_and_zero)).bfloat16().transpose(0, 1).contiguous()
-
-
-def _per_row_int8(embedding: Embedding) -> tuple[Tensor, Tensor]:
-    """Codes with one scale per row instead of one per 32 elements, converted 4,096 rows at a time."""
-    assert embedding.scales is not None
-    codes, scales = torch.empty_like(embedding.table), torch.empty(len(embedding.table), dtype=torch.bfloat16)
-    for start in range(0, len(codes), 4096):
-        part = slice(start, start + 4096)
-        rows = (embedding.table[part].float().unflatten(1, (-1, _GROUP)) * embedding.scales[part, :, None]).flatten(1)
-        scales[part] = (rows.abs().amax(1) / 127).clamp(min=1e-12).bfloat16()
-        codes[part] = (rows / scales[part].float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return codes, scales
 
 
 def _row_group(
@@ -325,6 +308,13 @@ def _attend(
         out = scores.add_(mask).softmax(-1) @ values
     result: Tensor = out.unflatten(2, (share, -1)).permute(0, 3, 1, 2, 4).reshape(-1, heads * dim)
     return result
+
+
+def _angles(step: AttentionStep, rope: Tensor, positions: Tensor) -> Tensor:
+    """`[2, T, 1, rotary_dim]`, the same for all layers of the step that share the table."""
+    if id(rope) not in step.angles:
+        step.angles[id(rope)] = rope, rope[:, positions]
+    return step.angles[id(rope)][1]
 
 
 def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:

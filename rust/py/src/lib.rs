@@ -1,5 +1,6 @@
 //! PyO3 glue: `octavo._core`. No logic lives here.
 
+mod cpu;
 mod engine;
 mod plan;
 mod text;
@@ -11,6 +12,9 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("PLAN", plan::constants(m.py())?)?;
     m.add("TemplateError", m.py().get_type::<text::TemplateError>())?;
+    m.add_class::<cpu::PyPackedMatrix>()?;
+    m.add_function(wrap_pyfunction!(cpu::rms_norm, m)?)?;
+    m.add_function(wrap_pyfunction!(cpu::add_rms_norm, m)?)?;
     m.add_class::<engine::PyEngineCore>()?;
     m.add_class::<engine::PyMailbox>()?;
     m.add_class::<engine::PyUpdate>()?;

@@ -40,26 +40,29 @@ def test_the_reference_writes_the_golden_tokens(reference, case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["prompt"][:20])
 def test_packed_weights_agree_wherever_the_golden_choice_is_clear(cpu, case):
-    """Each step is teacher-forced; 0.25 nat is the gap below which 8-bit and bf16 arithmetic may choose otherwise."""
+    """Each step is teacher-forced. Activations of 8 bits move the log-probability of a likely token by 0.1 nat in the mean
+    and, rarely, by more than 0.3: below a gap of 0.5 nat they may choose otherwise."""
     golden = case["hf_fp32"]
     model = PagedModel(cpu.decoder, num_blocks=64)
     prompt, new = case["prompt_ids"], golden["new_ids"]
     logits = model.step([(model.sequence(), prompt + new[:-1])], all_logits=True)[len(prompt) - 1 :]
     chosen = logits.argmax(-1).tolist()
     for index, gap in enumerate(golden["top1_top2_gap_per_step"]):
-        if gap > 0.25:
+        if gap > 0.5:
             assert chosen[index] == new[index], f"step {index}, gap {gap}"
     for token, _, expected in golden["first_top5"]:
-        assert logits[0].log_softmax(-1)[token].item() == pytest.approx(expected, abs=0.25)
+        assert logits[0].log_softmax(-1)[token].item() == pytest.approx(expected, abs=0.5)
 
 
-def test_a_step_of_packed_weights_equals_a_step_of_dense_weights(cpu):
-    """Steps of few tokens use the int4 kernel, larger ones the dense copy."""
+def test_packed_weights_stay_close_to_the_reference(reference, cpu):
+    """Activations rounded to 8 bits and a bf16 cache cost little in every position of a real text, however it is cut in steps."""
     tokens = CASES[0]["prompt_ids"] + CASES[0]["hf_fp32"]["new_ids"] + CASES[1]["prompt_ids"] * 3
     tokens = tokens[:80]
-    dense, packed = PagedModel(cpu.decoder, num_blocks=64), PagedModel(cpu.decoder, num_blocks=64)
-    expected = dense.prefill(dense.sequence(), tokens, 80).log_softmax(-1)
-    result = packed.prefill(packed.sequence(), tokens, 16).log_softmax(-1)
-    divergence = (expected.exp() * (expected - result)).sum(-1)
-    assert divergence.mean() < 0.01
-    assert torch.all(divergence < 0.1)
+    exact = PagedModel(reference.decoder, num_blocks=64)
+    expected = exact.prefill(exact.sequence(), tokens, 80).log_softmax(-1)
+    for chunk in (16, 80):
+        packed = PagedModel(cpu.decoder, num_blocks=64)
+        result = packed.prefill(packed.sequence(), tokens, chunk).log_softmax(-1)
+        divergence = (expected.exp() * (expected - result)).sum(-1)
+        assert divergence.mean() < 0.01
+        assert torch.all(divergence < 0.2)
