@@ -8,7 +8,7 @@ from octavo.benchmark.speed import WasteMeter, latency
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
 
-_QUESTION = "What is the capital of France?"
+_QUESTION = "Name the capital city of France."
 _SYSTEM = (
     "You are a helpful assistant in the reading room of a public library. You answer in one short sentence, in plain words, "
     "and you never invent a fact. If you do not know something, you say so and name the shelf where the reader may find "
