@@ -153,6 +153,10 @@ impl PyChatTemplate {
     }
 
     /// Text and token ids of a conversation; `messages`, `tools` and `kwargs` are JSON.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
     fn render(
         &self,
         py: Python<'_>,
