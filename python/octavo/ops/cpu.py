@@ -26,6 +26,10 @@ _PACKED = ("Q4_0", "Q4_1", "Q8_0")
 _PACKED_ROWS = 64
 """Where the processor multiplies tiles of bf16 (AMX), larger steps use a dense copy; elsewhere packed weights win at any size."""
 
+_SERIAL_TOKENS = 64
+"""Steps of at most this many tokens run torch's own operations on one thread if all products are packed: they are too small to
+share, and torch's waiting threads spin for milliseconds on the cores that the products' threads need."""
+
 
 @dataclass(slots=True)
 class LinearWeight:
@@ -83,13 +87,16 @@ class CpuOps:
     Args:
         dtype: None: 4-bit and 8-bit weights stay packed and the cache is bf16. Given: all weights and the cache are of this type.
 
-    Products of packed weights use as many threads as torch (`torch.get_num_threads()`), in a pool of their own that sleeps between.
+    Products of packed weights use a pool of `torch.get_num_threads()` threads, as it is when the op set is made. Each step sets
+    torch's own number.
     """
 
     name = "cpu"
 
     def __init__(self, dtype: torch.dtype | None = None):
         self._packed = dtype is None
+        self._threads = torch.get_num_threads()
+        self._all_packed = True
         self._dense_too = torch.cpu._is_amx_tile_supported()
         fast_bf16 = self._dense_too or torch.cpu._is_avx512_bf16_supported()
         self.device = _CPU
@@ -108,12 +115,14 @@ class CpuOps:
         dense = None
         if packed is None or self._dense_too:
             dense = read_matrix(parts, _CPU, self.dense_dtype).t()
+        self._all_packed &= packed is not None
         return LinearWeight(dense, packed, read_bias(biases, _CPU, torch.float32))
 
     def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Embedding, LinearWeight | None]:
         """Tables of 4 or 8 bits stay packed; the head shares the table's memory."""
         packed = self._pack([source])
         dense = read_matrix([source], _CPU, self.dense_dtype) if packed is None else None
+        self._all_packed &= packed is not None or not tied
         head = LinearWeight(None if dense is None else dense.t(), packed, None) if tied else None
         return Embedding(dense, packed), head
 
@@ -142,6 +151,8 @@ class CpuOps:
 
     def prepare_attention(self, metadata: AttentionMetadata) -> AttentionStep:
         """Group the rows so that padding at most doubles the queries and quadruples the positions of a row."""
+        serial = self._all_packed and metadata.slot_mapping.shape[0] <= _SERIAL_TOKENS
+        torch.set_num_threads(1 if serial else self._threads)
         starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy().astype(np.int64)
         query_lens = np.diff(starts)
         rows = np.flatnonzero(query_lens)
@@ -169,7 +180,7 @@ class CpuOps:
         packed = weight.packed
         if packed is not None and (weight.dense is None or x.shape[0] <= _PACKED_ROWS):
             out = torch.empty(x.shape[0], packed.shape[0])
-            packed.linear(x.contiguous().numpy(), out.numpy(), torch.get_num_threads())
+            packed.linear(x.contiguous().numpy(), out.numpy(), self._threads)
         else:
             assert weight.dense is not None
             out = torch.mm(x.to(weight.dense.dtype), weight.dense).float()
