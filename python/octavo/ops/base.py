@@ -152,10 +152,6 @@ class OpSet(Protocol):
         """`x / sqrt(mean(x²) + eps) * weight` over the last dimension; the mean is taken in fp32."""
         ...
 
-    def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
-        """`residual + scale * x`; may reuse `residual`'s memory."""
-        ...
-
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:

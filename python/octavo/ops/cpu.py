@@ -194,10 +194,6 @@ class CpuOps:
         _core.rms_norm(rows.view(-1, width).numpy(), weight.numpy(), eps, out.view(-1, width).numpy())
         return out
 
-    def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
-        """`residual + scale * x`, in `residual`'s memory."""
-        return residual.add_(x, alpha=scale)
-
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:

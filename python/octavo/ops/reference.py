@@ -138,15 +138,11 @@ class ReferenceOps:
         variance = x.double().square().mean(-1, keepdim=True)
         return (x.double() * (variance + eps).rsqrt()).to(self.dtype) * weight
 
-    def residual_add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
-        """`residual + scale * x`."""
-        return residual + scale * x
-
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """The norm of `residual + scale * x`, and that sum."""
-        total = self.residual_add(residual, x, scale)
+        total = residual + scale * x
         return self.rms_norm(total, weight, eps), total
 
     def rotate_and_store(
