@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from octavo.models.catalog import BUILT_IN, cache_folder, resolve_model
+from octavo.models.catalog import BUILT_IN, built_in_path, resolve_model
 
 models_app = typer.Typer(help="Built-in models, and what a model needs.", no_args_is_help=False, rich_markup_mode=None)
 
@@ -31,7 +31,7 @@ def list_models(as_json: bool = typer.Option(False, "--json", help="One JSON lis
             "name": model.name,
             "description": model.description,
             "download_megabytes": model.megabytes,
-            "on_disk": (cache_folder() / "models" / model.member.rsplit("/", 1)[-1]).is_file(),
+            "on_disk": built_in_path(model).is_file(),
         }
         for model in BUILT_IN.values()
     ]

