@@ -81,12 +81,13 @@ def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, m
     return CachePlan(int(num_blocks), config.block_size, bytes_per_block, int(model_len))
 
 
-def available_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Bytes that the cache may take on this device, now."""
+def available_bytes(config: EngineConfig, device: torch.device, reserved: int = 0) -> int:
+    """Bytes that the cache may take on this device, now or once `reserved` further bytes are taken."""
+    free = free_bytes(device) - reserved
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1.0 - config.gpu_memory_utilization) * total) - _GPU_STEP_BYTES)
-    return min(_CPU_LIMIT, int(_CPU_SHARE * _available_memory()))
+        kept = (1.0 - config.gpu_memory_utilization) * total_bytes(device)
+        return max(0, int(free - kept) - _GPU_STEP_BYTES)
+    return min(_CPU_LIMIT, int(_CPU_SHARE * max(0, free)))
 
 
 def total_bytes(device: torch.device) -> int:
@@ -98,8 +99,10 @@ def total_bytes(device: torch.device) -> int:
     return min(total, int(limit[0])) if limit and limit[0].strip().isdigit() else total
 
 
-def _available_memory() -> int:
-    """Memory this process can still get: the machine's, or its control group's if that is less."""
+def free_bytes(device: torch.device) -> int:
+    """Memory this process can still get: the device's, or its control group's if that is less."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read_lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
