@@ -5,7 +5,9 @@ Owns names, defaults and ranges; knows nothing of devices or models.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -39,6 +41,9 @@ class EngineConfig:
         "auto",
         "Where default sampling parameters come from: `auto` (the model's file) or `vllm`/`none` (built-in values).",
     )
+    override_generation_config: dict[str, Any] | None = _arg(
+        None, 'Default sampling parameters that win over the file\'s, as JSON: `{"temperature": 0.5}`.'
+    )
     dtype: DType = _arg("auto", "Type of the activations; `float32` with `backend='reference'` is the exact path.")
     backend: Backend = _arg("auto", "`cuda` where there is a GPU, else `cpu`; `reference` is the plain oracle.")
     max_model_len: int | None = _arg(
@@ -67,6 +72,7 @@ class EngineConfig:
     disable_log_stats: bool = _arg(False, "Do not print the start-up summary.")
 
     def __post_init__(self) -> None:
+        self.override_generation_config = _mapping("override_generation_config", self.override_generation_config)
         self._check_types()
         self._require("max_num_seqs", 1, 4096)
         self._require("max_model_len", 2, 1 << 24)
@@ -129,6 +135,18 @@ class EngineConfig:
         value = getattr(self, name)
         if value is not None and not low <= value <= high:
             raise ParameterError(name, value, f"from {low} to {high}")
+
+
+def _mapping(name: str, value: object) -> dict[str, Any] | None:
+    """A mapping, given as one or, on the command line, as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ParameterError(name, value, f"a JSON object ({error})") from error
+    if value is not None and not isinstance(value, Mapping):
+        raise ParameterError(name, value, "a mapping, or a JSON object as text")
+    return None if value is None else dict(value)
 
 
 FOREIGN_ARGUMENTS = {

@@ -174,8 +174,8 @@ class LLMEngine:
 
     def default_sampling_params(self, chat: bool = False) -> SamplingParams:
         """What a request gets that says nothing; in a chat, `max_tokens` is the rest of the context."""
-        params = default_sampling_params(self._started.generation_config)
-        if chat and "max_new_tokens" not in self._started.generation_config:
+        params = default_sampling_params(self._started.sampling_defaults)
+        if chat and "max_new_tokens" not in self._started.sampling_defaults.values:
             params.max_tokens = None
         return params
 

@@ -11,7 +11,7 @@ import torch
 
 from octavo._core import ChatTemplate, EngineCore, Tokenizer
 from octavo.config import EngineConfig
-from octavo.defaults import load_generation_config
+from octavo.defaults import SamplingDefaults, load_sampling_defaults
 from octavo.errors import ParameterError
 from octavo.memory import CachePlan, plan_cache
 from octavo.models.catalog import resolve_model
@@ -38,7 +38,7 @@ class Started:
     max_model_len: int
     max_in_flight: int
     eos_token_ids: list[int]
-    generation_config: dict[str, Any]
+    sampling_defaults: SamplingDefaults
 
     def load_weights(self, model: str) -> None:
         """Takes the weights of another checkpoint of the same shape."""
@@ -60,6 +60,7 @@ def start(config: EngineConfig) -> Started:
     began = time.perf_counter()
     source = resolve_model(config.model)
     opened = open_model(source)
+    defaults = load_sampling_defaults(config.generation_config, config.override_generation_config, source.path)
     torch.set_num_threads(config.threads)
     ops = _ops(config, opened)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer or source.path)
@@ -107,7 +108,7 @@ def start(config: EngineConfig) -> Started:
         max_model_len=cache.max_model_len,
         max_in_flight=max_in_flight,
         eos_token_ids=eos,
-        generation_config=load_generation_config(config.generation_config, source.path),
+        sampling_defaults=defaults,
     )
     if not config.disable_log_stats:
         _summary(config, started, time.perf_counter() - began)
@@ -143,6 +144,5 @@ def _summary(config: EngineConfig, started: Started, seconds: float) -> None:
         f"octavo: KV cache {cache.total_bytes / 2**20:,.0f} MiB = {cache.num_blocks - 1:,} blocks of {config.block_size} = "
         f"{cache.num_tokens:,} tokens; longest request {started.max_model_len:,} tokens",
     ]
-    if started.generation_config:
-        lines.append(f"octavo: sampling defaults of the model's generation_config: {started.generation_config}")
+    lines.append(f"octavo: sampling defaults: {started.sampling_defaults.describe()}")
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -211,7 +211,7 @@ def test_defaults_come_from_the_models_file_unless_the_request_or_a_flag_says_ot
     shutil.copytree(tiny_model, folder)
     (folder / "generation_config.json").write_text(json.dumps({"top_k": 1, "temperature": 0.5, "eos_token_id": 1}))
     llm = make_llm(folder, disable_log_stats=False)
-    assert "'top_k': 1" in capfd.readouterr().err
+    assert "temperature=0.5, top_k=1 (generation_config.json)" in capfd.readouterr().err
     assert llm.get_default_sampling_params().top_k == 1
     greedy = ids(llm, PROMPT, SamplingParams(temperature=0, max_tokens=16))
     assert llm.generate([PROMPT], use_tqdm=False)[0].outputs[0].token_ids == greedy

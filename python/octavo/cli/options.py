@@ -29,6 +29,8 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         kind = types[f.name]
         if typing.get_origin(kind) is typing.Literal:
             kind = str  # the config names the choices in its own error
+        if f.name == "override_generation_config":
+            kind = str | None  # the config reads the JSON text
         flag = "--" + f.name.replace("_", "-")
         flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
         default = None if f.name == "model" else f.default
