@@ -48,7 +48,7 @@ class Replay:
             vocab_size=vocab_size,
             enable_prefix_caching=True,
             host_state=True,
-            num_layers=1,
+            group_windows=[None],
             bytes_per_block=1,
             max_logprobs=0,
         )

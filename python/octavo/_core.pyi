@@ -33,12 +33,20 @@ class EngineCore:
         vocab_size: int,
         enable_prefix_caching: bool,
         host_state: bool,
-        num_layers: int,
+        group_windows: Sequence[int | None],
         bytes_per_block: int,
         max_logprobs: int,
         tokenizer: Tokenizer | None = None,
         max_draft_tokens: int = 0,
     ) -> None: ...
+    @staticmethod
+    def blocks_per_request(
+        num_tokens: int,
+        block_size: int,
+        group_windows: Sequence[int | None],
+        max_num_batched_tokens: int,
+        max_in_flight: int,
+    ) -> int: ...
     def plan_offsets(self) -> dict[str, int]: ...
     def mailbox(self) -> Mailbox: ...
     def add(

@@ -86,7 +86,7 @@ def start(config: EngineConfig) -> Started:
         vocab_size=spec.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         host_state=not on_gpu,
-        num_layers=spec.num_layers,
+        group_windows=[None],
         bytes_per_block=cache.bytes_per_block,
         max_logprobs=config.max_logprobs,
         tokenizer=tokenizer,

@@ -2,21 +2,31 @@
 
 use std::sync::Arc;
 
+use crate::config::blocks_touched;
 use crate::ids::{BlockId, RequestId, Slot};
 use crate::params::SamplingParams;
-use crate::plan;
+use crate::plan::{self, FULL_GROUP};
 use crate::queue::match_prefix;
 use crate::request::{self, AddError, AddRequest, Phase, SeqKey, Sequence};
 use crate::scheduler::{Budget, Core};
+use crate::window::WindowTable;
 
 /// Where a sequence that is admitted gets its blocks from.
 struct Admission {
     /// Blocks of its known tokens.
     total: u32,
-    /// Blocks another choice of the request computes already; only without the prefix cache.
-    shared: Vec<BlockId>,
-    /// Blocks whose content exists: cached or shared.
+    /// What another choice of the request computes already; only without the prefix cache.
+    shared: Shared,
+    /// Columns whose content exists: cached or shared.
     existing: u32,
+}
+
+/// Blocks of a running choice that a further one can use.
+#[derive(Debug, Default)]
+struct Shared {
+    full: Vec<BlockId>,
+    /// In each window group, what a query behind the full blocks reads.
+    windows: Vec<WindowTable>,
 }
 
 impl Core {
@@ -40,11 +50,7 @@ impl Core {
         } = request;
         let n = params.n;
         // The last token needs no block: its KV is never computed.
-        let pool_len = self
-            .cache
-            .num_blocks()
-            .saturating_mul(self.config.block_size)
-            .saturating_add(1);
+        let pool_len = self.longest_request + 1;
         let wanted_len = num_prompt_tokens.saturating_add(params.max_tokens);
         let max_len = self.config.max_model_len.min(wanted_len).min(pool_len);
         let first_params = Arc::new(params);
@@ -68,6 +74,7 @@ impl Core {
                 settled: 0,
                 in_flight: 0,
                 in_flight_samples: 0,
+                in_flight_drafts: 0,
                 max_len,
                 num_prompt: num_prompt_tokens,
                 min_tokens: params.min_tokens,
@@ -76,9 +83,11 @@ impl Core {
                 is_fresh: true,
                 tenant_index: self.tenants.join(tenant),
                 blocks: Vec::new(),
+                windows: Vec::new(),
                 tokens: tokens.clone(),
                 stops: Arc::clone(&stops),
                 cursor: self.cache.root(namespace),
+                usable: self.cache.root(namespace),
                 namespace,
                 id,
                 choice: first_choice + i,
@@ -138,10 +147,10 @@ impl Core {
             });
         }
         let (needed, num_blocks) = (
-            config.blocks_for(num_tokens as u32),
+            config.blocks_per_request(num_tokens as u32),
             self.cache.num_blocks(),
         );
-        if needed > num_blocks {
+        if needed > u64::from(num_blocks) {
             return Err(AddError::PoolTooSmall {
                 num_tokens,
                 needed,
@@ -222,26 +231,32 @@ impl Core {
             self.take_admission(key, admission);
             let need = self.seqs[key].prefill_need();
             let chunk = budget.share(need, self.may_admit());
+            let chunk = self.fit_chunk(key, chunk);
             self.place_prefill(key, chunk, budget);
         }
     }
 
     /// Match, then count. None if the sequence does not fit now.
     fn plan_admission(&mut self, key: SeqKey, budget: Budget) -> Option<Admission> {
+        if self.draft.is_short {
+            return None;
+        }
         let cached = match_prefix(&mut self.seqs[key], &self.cache);
         let shared = self.blocks_to_share(key);
         let sequence = &self.seqs[key];
         let num_tokens = sequence.num_tokens();
         let total = self.config.blocks_for(num_tokens);
-        let existing = cached.max(shared.len() as u32);
+        let existing = cached.max(shared.full.len() as u32);
+        let need = num_tokens - existing * self.config.block_size;
+        let (of_windows, window_writes) = self.window_needs(total, existing, need.min(budget.left));
         let reserve = if self.running.is_empty() {
             0
         } else {
             self.watermark_blocks()
         };
-        let needed = total - existing + reserve;
+        let needed = total - existing + of_windows + reserve;
         let available = self.cache.num_available();
-        if needed > available || needed + self.cache.matched_evictable(sequence.cursor) > available
+        if needed > available || needed + self.cache.matched_evictable(sequence.usable) > available
         {
             return None;
         }
@@ -250,12 +265,11 @@ impl Core {
             &self.layout,
             list_words,
             num_tokens as usize,
-            total as usize,
+            (total + window_writes) as usize,
         ) {
             return None;
         }
         // What others left of the step may be too little to begin with; a small budget's quarter never is.
-        let need = num_tokens - existing * self.config.block_size;
         let least = self
             .config
             .block_size
@@ -270,16 +284,32 @@ impl Core {
         })
     }
 
+    /// What the window groups need beyond `existing` columns of `total`, that the sequence can go on chunk by chunk: blocks to count on,
+    /// and block writes for a first chunk of `chunk` tokens.
+    fn window_needs(&self, total: u32, existing: u32, chunk: u32) -> (u32, u32) {
+        let size = self.config.block_size;
+        let first_columns = self.config.blocks_for(existing * size + chunk) - existing;
+        let (mut blocks, mut writes) = (0, 0);
+        for (&window, before) in self.windows.iter().zip(self.cache.window_columns(existing)) {
+            let span = u64::from(window) - 1 + u64::from(chunk);
+            let most = u64::from(total).min(blocks_touched(span, size)) as u32;
+            blocks += most - before;
+            writes += before + first_columns;
+        }
+        (blocks, writes)
+    }
+
     /// Blocks kept free for running sequences.
     fn watermark_blocks(&self) -> u32 {
         (self.cache.num_blocks() as f32 * self.config.watermark) as u32
     }
 
-    /// Without the prefix cache: the full blocks of the prompt that a running choice of the same request has scheduled.
-    fn blocks_to_share(&self, key: SeqKey) -> Vec<BlockId> {
+    /// Without the prefix cache: the full blocks of the prompt that a running choice of the same request has scheduled, if the part of
+    /// them within the windows has not left these.
+    fn blocks_to_share(&self, key: SeqKey) -> Shared {
         let sequence = &self.seqs[key];
         if self.config.enable_prefix_caching || sequence.wants_prompt_logprobs() {
-            return Vec::new();
+            return Shared::default();
         }
         let size = self.config.block_size;
         let num_blocks = sequence.num_prompt.min(sequence.num_tokens() - 1) / size;
@@ -294,8 +324,23 @@ impl Core {
                     && other.namespace == sequence.namespace
                     && other.tokens.starts_with(prompt)
             });
-        donor.map_or_else(Vec::new, |donor| {
-            donor.blocks[..num_blocks as usize].to_vec()
+        donor
+            .and_then(|donor| self.share_of(donor, num_blocks))
+            .unwrap_or_default()
+    }
+
+    /// The first `columns` columns of a running sequence, in every group; None if a window group has not kept what it would need.
+    fn share_of(&self, donor: &Sequence, columns: u32) -> Option<Shared> {
+        let before = self.cache.window_columns(columns);
+        let windows = donor.windows.iter().zip(before).map(|(table, before)| {
+            let first = columns - before;
+            let blocks: Option<Vec<BlockId>> =
+                (first..columns).map(|column| table.get(column)).collect();
+            Some(WindowTable::new(first, blocks?))
+        });
+        Some(Shared {
+            windows: windows.collect::<Option<_>>()?,
+            full: donor.blocks[..columns as usize].to_vec(),
         })
     }
 
@@ -309,11 +354,17 @@ impl Core {
         let sequence = &mut self.seqs[key];
         debug_assert!(sequence.blocks.is_empty() && sequence.in_flight == 0);
         sequence.blocks.reserve(admission.total as usize + 1);
-        if admission.shared.is_empty() {
-            self.cache.take_match(sequence.cursor, &mut sequence.blocks);
+        sequence.cursor = sequence.usable;
+        if admission.shared.full.is_empty() {
+            self.cache.take_match(sequence.usable, &mut sequence.blocks);
+            sequence.windows = self.cache.take_windows(sequence.usable);
         } else {
-            self.cache.retain(&admission.shared);
-            sequence.blocks.extend_from_slice(&admission.shared);
+            self.cache.retain(&admission.shared.full);
+            sequence.blocks.extend_from_slice(&admission.shared.full);
+            for part in admission.shared.windows.iter().flat_map(WindowTable::parts) {
+                self.cache.retain(part);
+            }
+            sequence.windows = admission.shared.windows;
         }
         let is_allocated = self
             .cache
@@ -332,7 +383,15 @@ impl Core {
         sequence.num_cached_tokens.get_or_insert(hit_tokens);
         self.counters.admitted(sequence, hit_tokens);
         self.draft.init_slot(sequence);
-        self.draft.write_blocks(slot, 0, &sequence.blocks);
+        self.draft
+            .write_blocks(slot, FULL_GROUP, 0, &sequence.blocks);
+        for (group, table) in (FULL_GROUP + 1..).zip(&sequence.windows) {
+            let mut column = table.first() as usize;
+            for part in table.parts() {
+                self.draft.write_blocks(slot, group, column, part);
+                column += part.len();
+            }
+        }
 
         let rank = sequence.rank();
         let position = self

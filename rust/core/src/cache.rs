@@ -1,21 +1,30 @@
 //! The KV cache as the scheduler sees it: blocks with reference counts, and the prefixes that are
-//! cached in some of them. Owns the block pool and the radix tree and keeps invariants 1–4 of
-//! `docs/engine.md` between them.
+//! cached in some of them. Owns the block pool, the radix tree and the companions of its nodes, and
+//! keeps invariants 1–4 of `docs/engine.md` between them.
 
+use crate::companions::Companions;
 use crate::ids::{BlockId, Namespace};
 use crate::pool::BlockPool;
 pub use crate::tree::Cursor;
 use crate::tree::RadixTree;
+use crate::window::columns_before;
+
+mod windows;
 
 /// The block pool and the radix tree over it.
 ///
 /// A block is *free* (count 0), *evictable* (only the tree holds it) or *used* (a request holds it,
 /// the tree perhaps too). Whoever holds a cached block also holds every block before it on its
-/// path: that is why every evictable block can be evicted, leaves first.
+/// path: that is why every evictable block can be evicted, leaves first. The nodes of the tree are
+/// blocks of the full group; each may have a *companion* for each window group, which can be
+/// evicted at any time while the tree alone holds it. Whoever holds a companion holds its node.
 #[derive(Debug)]
 pub struct KvCache {
     pool: BlockPool,
     tree: RadixTree,
+    companions: Companions,
+    /// For each window group, the columns before a hit's end that the next query reads.
+    columns_before: Vec<u32>,
     block_size: u32,
     enable_prefix_caching: bool,
     num_evictable: u32,
@@ -25,19 +34,38 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// A cache of `num_blocks` blocks of `block_size` tokens each. The null block is one of them
-    /// and is never allocated.
+    /// A cache of `num_blocks` blocks of `block_size` tokens each, for one full group. The null
+    /// block is one of them and is never allocated.
     ///
     /// # Panics
     /// If `num_blocks` or `block_size` is 0.
     pub fn new(num_blocks: u32, block_size: u32, enable_prefix_caching: bool) -> Self {
+        Self::with_windows(num_blocks, block_size, enable_prefix_caching, [])
+    }
+
+    /// A cache for a full group and further ones with `windows`.
+    ///
+    /// # Panics
+    /// If `num_blocks`, `block_size` or a window is 0.
+    pub fn with_windows(
+        num_blocks: u32,
+        block_size: u32,
+        enable_prefix_caching: bool,
+        windows: impl IntoIterator<Item = u32>,
+    ) -> Self {
         assert!(
             block_size > 0,
             "block_size = 0: a block holds at least one token"
         );
+        let columns_before: Vec<u32> = windows
+            .into_iter()
+            .map(|window| columns_before(window, block_size))
+            .collect();
         Self {
             pool: BlockPool::new(num_blocks),
             tree: RadixTree::new(num_blocks, block_size),
+            companions: Companions::new(num_blocks, columns_before.len()),
+            columns_before,
             block_size,
             enable_prefix_caching,
             num_evictable: 0,
@@ -80,15 +108,17 @@ impl KvCache {
         }
     }
 
-    /// How many blocks of the matched path are evictable: taking the match makes them used.
+    /// How many blocks of the matched path, and of the companions that belong to the match, are
+    /// evictable: taking the match makes them used.
     pub fn matched_evictable(&self, cursor: Cursor) -> u32 {
         if !self.tree.is_valid(cursor) {
             return 0;
         }
         // Above a used block all are used.
-        self.path(cursor)
-            .take_while(|&block| self.pool.count(block) == 1)
-            .count() as u32
+        let path = self
+            .path(cursor)
+            .take_while(|&block| self.pool.count(block) == 1);
+        path.count() as u32 + self.evictable_companions(cursor)
     }
 
     /// Takes one reference on each block of the matched path and appends the blocks to `out`, in
@@ -187,8 +217,8 @@ impl KvCache {
     }
 
     /// Drops one reference on each block; blocks of a table and shadows alike. A request drops all
-    /// of them before anything else is asked of the cache. This is the use that "least recently
-    /// used" speaks of.
+    /// of them before anything else is asked of the cache, those of its window groups first. This
+    /// is the use that "least recently used" speaks of.
     ///
     /// # Panics
     /// If a block is free.
@@ -199,6 +229,9 @@ impl KvCache {
             if count == 1 && self.tree.contains(block) {
                 self.num_evictable += 1;
                 self.tree.set_idle(block, self.clock);
+            } else if count == 1 && self.companions.contains(block) {
+                self.num_evictable += 1;
+                self.companions.set_idle(block, self.clock);
             }
         }
     }
@@ -208,6 +241,9 @@ impl KvCache {
     pub fn clear(&mut self) {
         let pool = &mut self.pool;
         self.tree.clear(|block| {
+            pool.release(block);
+        });
+        self.companions.clear(|block| {
             pool.release(block);
         });
         self.num_evictable = 0;
@@ -234,9 +270,9 @@ impl KvCache {
         self.pool.num_blocks()
     }
 
-    /// Blocks in the tree.
+    /// Blocks in the tree, companions among them.
     pub fn num_cached(&self) -> u32 {
-        self.tree.num_cached()
+        self.tree.num_cached() + self.companions.len()
     }
 
     /// Tokens of a block.
@@ -267,8 +303,15 @@ impl KvCache {
         for &block in holders.flatten() {
             expected[block.0 as usize] += 1;
         }
-        let is_idle = |block: BlockId| self.tree.contains(block) && expected[block.0 as usize] == 0;
-        let reachable = self.tree.check(is_idle)?;
+        let is_cached =
+            |block: BlockId| self.tree.contains(block) || self.companions.contains(block);
+        let is_idle = |block: BlockId| is_cached(block) && expected[block.0 as usize] == 0;
+        self.companions.check(
+            |block| self.tree.contains(block),
+            is_idle,
+            |block| self.tree.leaf_key(block).0,
+        )?;
+        let reachable = self.tree.check(is_idle)? + self.num_idle_companions(is_idle);
         let num_idle = (1..expected.len() as u32)
             .filter(|&id| is_idle(BlockId(id)))
             .count() as u32;
@@ -279,7 +322,7 @@ impl KvCache {
             ));
         }
         for (id, count) in expected.iter_mut().enumerate() {
-            *count += u32::from(self.tree.contains(BlockId(id as u32)));
+            *count += u32::from(is_cached(BlockId(id as u32)));
         }
         self.pool.check(&expected)
     }
@@ -295,14 +338,22 @@ impl KvCache {
         if count == 2 && self.tree.contains(block) {
             self.num_evictable -= 1;
             self.tree.set_used(block);
+        } else if count == 2 && self.companions.is_idle(block) {
+            self.num_evictable -= 1;
+            self.companions.set_used(block);
         }
     }
 
-    /// Frees the `n` evictable blocks that were used least recently, leaves first; ties go by block
-    /// id.
+    /// Frees the `n` evictable blocks that were used least recently, companions and leaves. Of
+    /// equals, companions go first: none was used later than its node, so it goes before it. Ties of
+    /// leaves go by block id.
     fn evict(&mut self, n: u32) {
         let mut missing = n;
         while missing > 0 {
+            if self.evict_oldest_companion() {
+                missing -= 1;
+                continue;
+            }
             let Some(mut block) = self.tree.pop_idle_leaf() else {
                 break;
             };
@@ -318,10 +369,12 @@ impl KvCache {
                 {
                     break;
                 }
-                let is_oldest = self
-                    .tree
-                    .first_idle_leaf()
-                    .is_none_or(|first| self.tree.leaf_key(parent) < first);
+                let key = self.tree.leaf_key(parent);
+                let is_oldest = self.tree.first_idle_leaf().is_none_or(|first| key < first)
+                    && self
+                        .companions
+                        .first_idle()
+                        .is_none_or(|(last_use, _)| key.0 < last_use);
                 if missing == 0 || !is_oldest {
                     self.tree.add_idle_leaf(parent);
                     break;
@@ -337,3 +390,5 @@ impl KvCache {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;

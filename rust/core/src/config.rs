@@ -2,22 +2,17 @@
 
 use thiserror::Error;
 
-/// How a group of layers uses the blocks of the pool.
+/// Layers that share one block table, by what they keep of a sequence. All groups have the same number of layers, so a block has the same
+/// bytes whichever group uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheKind {
-    /// Every token of the sequence stays: ordinary attention.
+pub enum CacheGroup {
+    /// Every token stays: ordinary attention.
     Full,
-}
-
-/// Layers that share one block table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheGroup {
-    /// Layers of the group.
-    pub num_layers: u32,
-    /// How they use their blocks.
-    pub kind: CacheKind,
-    /// Bytes of one block over all layers of the group.
-    pub bytes_per_block: u64,
+    /// A query at position `p` reads positions above `p - window`; what no query will read any more goes.
+    Window {
+        /// Positions that a query reads, its own among them.
+        window: u32,
+    },
 }
 
 /// Sizes and switches of an [`Core`](crate::scheduler::Core).
@@ -45,8 +40,10 @@ pub struct CoreConfig {
     pub vocab_size: u32,
     /// The runner keeps no count of computed tokens of its own: every row's count in the plan is the truth.
     pub host_state: bool,
-    /// Groups of layers over the pool: one full group for now.
+    /// Groups of layers over the pool: a full one first, then any number with windows.
     pub groups: Vec<CacheGroup>,
+    /// Bytes of one block, over the layers of one group.
+    pub bytes_per_block: u64,
 }
 
 /// A field of [`CoreConfig`] that cannot be used.
@@ -67,9 +64,16 @@ pub enum ConfigError {
     /// Not a fraction.
     #[error("watermark = {0} must be at least 0 and less than 1")]
     Watermark(f32),
-    /// A number of cache groups that is not supported.
-    #[error("groups has {0} entries; exactly one full group is supported")]
-    Groups(usize),
+    /// A cache group that cannot stand where it does.
+    #[error(
+        "groups[{index}] = {given:?}: the first group must be full and each further one have a window of at least 1"
+    )]
+    Group {
+        /// Which one.
+        index: usize,
+        /// What was given; none if nothing was.
+        given: Option<CacheGroup>,
+    },
     /// With drafts the host learns the number of computed tokens only at the commit.
     #[error(
         "host_state with max_draft_tokens = {max_draft_tokens} needs max_in_flight = 1, not {max_in_flight}"
@@ -96,11 +100,8 @@ impl Default for CoreConfig {
             watermark: 0.01,
             vocab_size: 32_000,
             host_state: true,
-            groups: vec![CacheGroup {
-                num_layers: 1,
-                kind: CacheKind::Full,
-                bytes_per_block: 0,
-            }],
+            groups: vec![CacheGroup::Full],
+            bytes_per_block: 0,
         }
     }
 }
@@ -141,9 +142,7 @@ impl CoreConfig {
         if !(0.0..1.0).contains(&self.watermark) {
             return Err(ConfigError::Watermark(self.watermark));
         }
-        if self.groups.len() != 1 {
-            return Err(ConfigError::Groups(self.groups.len()));
-        }
+        self.validate_groups()?;
         if self.host_state && self.max_draft_tokens > 0 && self.max_in_flight > 1 {
             return Err(ConfigError::HostStateWithDrafts {
                 max_draft_tokens: self.max_draft_tokens,
@@ -153,8 +152,97 @@ impl CoreConfig {
         Ok(())
     }
 
-    /// Blocks that `tokens` tokens take.
+    fn validate_groups(&self) -> Result<(), ConfigError> {
+        if self.groups.first() != Some(&CacheGroup::Full) {
+            return Err(ConfigError::Group {
+                index: 0,
+                given: self.groups.first().copied(),
+            });
+        }
+        let is_unusable =
+            |group: &CacheGroup| !matches!(group, CacheGroup::Window { window } if *window > 0);
+        match self.groups[1..].iter().position(is_unusable) {
+            Some(position) => Err(ConfigError::Group {
+                index: position + 1,
+                given: Some(self.groups[position + 1]),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Blocks that `tokens` tokens take in one group.
     pub(crate) fn blocks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_size)
+    }
+
+    /// Windows of the groups after the first.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = u32> {
+        windows(&self.groups)
+    }
+
+    /// [`blocks_per_request`] of this configuration.
+    pub fn blocks_per_request(&self, num_tokens: u32) -> u64 {
+        blocks_per_request(
+            num_tokens,
+            self.block_size,
+            &self.groups,
+            self.max_num_batched_tokens,
+            self.max_in_flight,
+        )
+    }
+
+    /// The most tokens of a sequence whose KV the pool always has room for; not more than `max_model_len`.
+    pub(crate) fn longest_request(&self) -> u32 {
+        let num_blocks = u64::from(self.num_blocks - 1);
+        let (mut fits, mut end) = (0, self.max_model_len + 1);
+        while end - fits > 1 {
+            let middle = fits + (end - fits) / 2;
+            if self.blocks_per_request(middle) <= num_blocks {
+                fits = middle;
+            } else {
+                end = middle;
+            }
+        }
+        fits
+    }
+}
+
+fn windows(groups: &[CacheGroup]) -> impl Iterator<Item = u32> {
+    groups.iter().filter_map(|group| match group {
+        CacheGroup::Full => None,
+        CacheGroup::Window { window } => Some(*window),
+    })
+}
+
+/// The most blocks that one request of `num_tokens` tokens holds at any time: a window's groups keep the window before the oldest step in
+/// flight, and what the steps in flight compute. A request that needs more than there are is refused.
+///
+/// # Panics
+/// If `block_size` is 0.
+pub fn blocks_per_request(
+    num_tokens: u32,
+    block_size: u32,
+    groups: &[CacheGroup],
+    max_num_batched_tokens: u32,
+    max_in_flight: u32,
+) -> u64 {
+    let total = u64::from(num_tokens.div_ceil(block_size));
+    let in_flight = u64::from(max_num_batched_tokens) * u64::from(max_in_flight);
+    let of_windows: u64 = windows(groups)
+        .map(|window| {
+            total.min(blocks_touched(
+                u64::from(window) - 1 + in_flight,
+                block_size,
+            ))
+        })
+        .sum();
+    total + of_windows
+}
+
+/// The most blocks in which `span` consecutive positions can lie.
+pub(crate) fn blocks_touched(span: u64, block_size: u32) -> u64 {
+    match span.checked_sub(1) {
+        Some(further) => further.div_ceil(u64::from(block_size)) + 1,
+        None => 0,
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::plan::Row;
 use crate::request::{Phase, SeqKey, Sequence};
 use crate::scheduler::Core;
+use crate::window::{WindowTable, first_visible};
 
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
@@ -109,7 +110,7 @@ impl Core {
 
     fn check_slots(&self) -> Result<(), String> {
         let running = self.running.iter().map(|&key| self.seqs[key].slot);
-        let coming = self.releases.iter().map(|release| release.slot);
+        let coming = self.releases.iter().filter_map(|release| release.slot);
         let mut slots: Vec<u32> = running
             .chain(coming)
             .chain(self.free_slots.iter().copied())
@@ -166,7 +167,7 @@ impl Core {
         );
         if sequence.phase != Phase::Running {
             ensure!(
-                held_blocks == 0 && sequence.shadows.is_empty(),
+                held_blocks == 0 && sequence.shadows.is_empty() && sequence.windows.is_empty(),
                 "holds blocks but does not run"
             );
             ensure!(
@@ -216,6 +217,13 @@ impl Core {
                 ),
             "{held_blocks} blocks are too many"
         );
+        let drafts: u32 = rows.iter().map(|row| row.drafts).sum();
+        ensure!(
+            drafts == sequence.in_flight_drafts,
+            "{} drafts in flight, not {drafts}",
+            sequence.in_flight_drafts
+        );
+        self.check_windows(sequence)?;
         let published = sequence.cursor.depth() * self.config.block_size;
         ensure!(
             published <= num_tokens.min(sequence.computed_bound),
@@ -224,11 +232,37 @@ impl Core {
         Ok(())
     }
 
+    /// A running sequence has in each window group what its next query reads and the steps in flight write.
+    fn check_windows(&self, sequence: &Sequence) -> Result<(), String> {
+        let size = self.config.block_size;
+        let windows: Vec<u32> = self.config.windows().collect();
+        ensure!(
+            sequence.windows.len() == windows.len(),
+            "{} window tables",
+            sequence.windows.len()
+        );
+        let computed = self.config.blocks_for(sequence.computed_bound);
+        for (table, window) in sequence.windows.iter().zip(windows) {
+            ensure!(
+                table.first() <= first_visible(sequence.lowest_computed(), window, size),
+                "column {} is the first of a window of {window}",
+                table.first()
+            );
+            ensure!(
+                table.end() == sequence.windows[0].end()
+                    && (computed..=sequence.blocks.len() as u32).contains(&table.end()),
+                "the columns of a window of {window} end at {}",
+                table.end()
+            );
+        }
+        Ok(())
+    }
+
     fn check_blocks(&self) -> Result<(), String> {
         let coming: u32 = self
             .releases
             .iter()
-            .map(|release| (release.blocks.len() + release.shadows.len()) as u32)
+            .map(|release| release.blocks.len())
             .sum();
         ensure!(
             coming == self.coming_blocks,
@@ -236,11 +270,14 @@ impl Core {
             self.coming_blocks
         );
         let running = self.running.iter().map(|&key| &self.seqs[key]);
-        let running = running.flat_map(|sequence| [&sequence.blocks[..], &sequence.shadows[..]]);
+        let running = running.flat_map(|sequence| {
+            let windows = sequence.windows.iter().flat_map(WindowTable::parts);
+            windows.chain([&sequence.blocks[..], &sequence.shadows[..]])
+        });
         let released = self
             .releases
             .iter()
-            .flat_map(|release| [&release.blocks[..], &release.shadows[..]]);
+            .flat_map(|release| release.blocks.lists());
         self.cache.check_integrity(running.chain(released))
     }
 }

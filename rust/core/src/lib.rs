@@ -5,6 +5,7 @@
 
 mod admission;
 pub mod cache;
+mod companions;
 pub mod config;
 pub mod ids;
 mod integrity;
@@ -21,3 +22,4 @@ pub mod scheduler;
 mod settling;
 pub mod stats;
 mod tree;
+pub mod window;

@@ -2,7 +2,7 @@
 //!
 //! Fixed sections lie at offsets that depend on the configuration alone, ragged ones behind them, packed.
 
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, blocks_touched};
 use crate::ids::{BlockId, Slot, StepId};
 use crate::params::SamplingParams;
 use crate::request::{SeqKey, Sequence};
@@ -15,6 +15,8 @@ pub const HEADER_WORDS: usize = 32;
 pub const SLOT_INIT_HEADER_WORDS: usize = 23;
 /// Words of a block write: group, slot, column, block id.
 pub const BLOCK_WRITE_WORDS: usize = 4;
+/// Index of the full group; those with windows follow.
+pub(crate) const FULL_GROUP: usize = 0;
 
 /// Header words by index.
 pub mod header {
@@ -131,8 +133,17 @@ impl Layout {
         let num_computed_tokens = take(&mut next, rows);
         let num_draft_tokens = take(&mut next, rows);
         let flags = take(&mut next, rows);
-        // One admission of any size always fits, and a batch of small ones beside it.
-        let max_block_writes = rows * (growth + 4) + 2 * blocks_per_seq;
+        // One admission of any size always fits, and a batch of small ones beside it; in each window group, the window and the chunk.
+        let max_block_writes: usize = rows * (growth + 4)
+            + 2 * blocks_per_seq
+            + config
+                .windows()
+                .map(|window| {
+                    let span = u64::from(window) + u64::from(config.max_num_batched_tokens);
+                    let touched = blocks_touched(span, config.block_size) as usize;
+                    rows * (growth + 4) + 2 * blocks_per_seq.min(touched)
+                })
+                .sum::<usize>();
         let max_slot_init_words = SLOT_INIT_HEADER_WORDS + max_list_words + 2 * max_len + 64 * rows;
         let ragged_words = BLOCK_WRITE_WORDS * max_block_writes + rows + max_slot_init_words;
         Self {
@@ -177,6 +188,8 @@ pub(crate) struct PlanDraft {
     pub(crate) prefill_rows: Vec<Row>,
     /// Running sequences that have known tokens to compute.
     pub(crate) prefilling: Vec<SeqKey>,
+    /// Somebody waits for blocks: those that come after take none.
+    pub(crate) is_short: bool,
     block_writes: Vec<i32>,
     slot_inits: Vec<i32>,
     num_slot_inits: usize,
@@ -187,6 +200,7 @@ impl PlanDraft {
         self.decode_rows.clear();
         self.prefill_rows.clear();
         self.prefilling.clear();
+        self.is_short = false;
         self.block_writes.clear();
         self.slot_inits.clear();
         self.num_slot_inits = 0;
@@ -194,6 +208,11 @@ impl PlanDraft {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.decode_rows.is_empty() && self.prefill_rows.is_empty()
+    }
+
+    /// Block writes that the plan still has room for.
+    pub(crate) fn free_block_writes(&self, layout: &Layout) -> usize {
+        layout.max_block_writes - self.block_writes.len() / BLOCK_WRITE_WORDS
     }
 
     /// Whether a request of `list_words` and `num_tokens` with `num_blocks` blocks still fits.
@@ -204,17 +223,21 @@ impl PlanDraft {
         num_tokens: usize,
         num_blocks: usize,
     ) -> bool {
-        let writes = self.block_writes.len() / BLOCK_WRITE_WORDS + num_blocks;
         let words = self.slot_inits.len() + SLOT_INIT_HEADER_WORDS + list_words + num_tokens;
-        writes <= layout.max_block_writes && words <= layout.max_slot_init_words
+        num_blocks <= self.free_block_writes(layout) && words <= layout.max_slot_init_words
     }
 
-    /// Puts `blocks` into the slot's block table, from column `first` on.
-    pub(crate) fn write_blocks(&mut self, slot: Slot, first: usize, blocks: &[BlockId]) {
-        const GROUP: i32 = 0;
+    /// Puts `blocks` into the slot's block table of a group, from column `first` on.
+    pub(crate) fn write_blocks(
+        &mut self,
+        slot: Slot,
+        group: usize,
+        first: usize,
+        blocks: &[BlockId],
+    ) {
         for (column, block) in (first..).zip(blocks) {
             self.block_writes.extend_from_slice(&[
-                GROUP,
+                group as i32,
                 slot.0 as i32,
                 column as i32,
                 block.0 as i32,

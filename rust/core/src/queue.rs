@@ -223,23 +223,25 @@ impl Line {
     }
 }
 
-/// Blocks of the sequence's known tokens that are cached. Nothing is looked up again while the tree is the same; else the look-up goes on
-/// where it ended.
+/// Blocks of the sequence's known tokens that are cached and that every group can go on from. Nothing is looked up again while the tree
+/// is the same; else the look-up goes on where it ended.
 pub(crate) fn match_prefix(sequence: &mut Sequence, cache: &KvCache) -> u32 {
-    if sequence.wants_prompt_logprobs() {
-        sequence.cursor = cache.root(sequence.namespace);
-        return 0;
-    }
     if sequence.match_version != Some(cache.version()) {
-        // The last known token is always computed: its logits are needed.
-        let max_blocks = (sequence.num_tokens() - 1) / cache.block_size();
+        // Logits are needed of the last known token, and of those whose prompt logprobs are still to come.
+        let first_needed = if sequence.wants_prompt_logprobs() {
+            sequence.prompt_logprobs_done - 1
+        } else {
+            sequence.num_tokens() - 1
+        };
+        let max_blocks = first_needed / cache.block_size();
         cache.extend_match(
             sequence.namespace,
             &mut sequence.cursor,
             &sequence.tokens,
             max_blocks,
         );
+        sequence.usable = cache.usable_match(sequence.cursor);
         sequence.match_version = Some(cache.version());
     }
-    sequence.cursor.depth()
+    sequence.usable.depth()
 }

@@ -9,6 +9,7 @@ use crate::ids::{BlockId, Namespace, RequestId, Slot, TenantId};
 use crate::output::FinishReason;
 use crate::params::SamplingParams;
 use crate::plan::{self, flags};
+use crate::window::WindowTable;
 
 /// A request, or one choice of it that goes on after a restart.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +78,7 @@ pub enum AddError {
         /// Length of `tokens`.
         num_tokens: usize,
         /// Blocks they take.
-        needed: u32,
+        needed: u64,
         /// Blocks of the pool.
         num_blocks: u32,
     },
@@ -158,6 +159,27 @@ pub(crate) enum Phase {
     Draining,
 }
 
+/// Blocks that a sequence gives back.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    /// Of all window groups.
+    pub(crate) windows: Vec<BlockId>,
+    /// Of the full group.
+    pub(crate) full: Vec<BlockId>,
+    pub(crate) shadows: Vec<BlockId>,
+}
+
+impl Blocks {
+    pub(crate) fn len(&self) -> u32 {
+        self.lists().iter().map(|list| list.len() as u32).sum()
+    }
+
+    /// All of them, in the order in which they are released: a companion before its node.
+    pub(crate) fn lists(&self) -> [&[BlockId]; 3] {
+        [&self.windows, &self.full, &self.shadows]
+    }
+}
+
 /// One choice of a request.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -178,6 +200,8 @@ pub(crate) struct Sequence {
     pub(crate) max_len: u32,
     pub(crate) num_prompt: u32,
     pub(crate) min_tokens: u32,
+    /// Drafts in flight: so many computed tokens may turn out to be rejected.
+    pub(crate) in_flight_drafts: u32,
     /// Drafts of the next row, if nothing is in flight.
     pub(crate) num_drafts: u32,
     /// Row flags that the parameters alone decide.
@@ -185,7 +209,10 @@ pub(crate) struct Sequence {
     /// The next row is the first in its slot: the device has no count of its own yet.
     pub(crate) is_fresh: bool,
     pub(crate) tenant_index: u32,
+    /// Blocks of the full group.
     pub(crate) blocks: Vec<BlockId>,
+    /// Blocks of each window group; they end at the same column. Empty unless it runs.
+    pub(crate) windows: Vec<WindowTable>,
     pub(crate) tokens: Vec<u32>,
     /// Sorted; the flag says that it is an end-of-sequence id.
     pub(crate) stops: Arc<[(u32, bool)]>,
@@ -200,7 +227,9 @@ pub(crate) struct Sequence {
     pub(crate) priority: i32,
     /// Order of arrival, over all sequences.
     pub(crate) arrival: u64,
-    /// Tree version at which `cursor` was matched.
+    /// The part of the match that every group can use, while it waits.
+    pub(crate) usable: Cursor,
+    /// Tree version at which `cursor` and `usable` were matched.
     pub(crate) match_version: Option<u64>,
     /// How often a later one of the same tenant was taken first.
     pub(crate) bypassed: u32,
@@ -245,6 +274,32 @@ impl Sequence {
         self.num_outputs() + self.in_flight_samples < self.min_tokens
     }
 
+    /// Columns for which it holds a block in every group that the next query needs.
+    pub(crate) fn num_columns(&self) -> u32 {
+        let full = self.blocks.len() as u32;
+        self.windows
+            .first()
+            .map_or(full, |table| full.min(table.end()))
+    }
+
+    /// Where the next query begins, if every draft in flight is rejected.
+    pub(crate) fn lowest_computed(&self) -> u32 {
+        self.computed_bound - self.in_flight_drafts
+    }
+
+    /// Takes all blocks from it.
+    pub(crate) fn take_blocks(&mut self) -> Blocks {
+        let mut windows = Vec::new();
+        for mut table in std::mem::take(&mut self.windows) {
+            table.take_all(&mut windows);
+        }
+        Blocks {
+            windows,
+            full: std::mem::take(&mut self.blocks),
+            shadows: std::mem::take(&mut self.shadows),
+        }
+    }
+
     /// Publishes the full blocks of the first `computed` tokens, all of them known.
     pub(crate) fn publish(&mut self, computed: u32, cache: &mut KvCache) {
         let size = cache.block_size();
@@ -259,6 +314,7 @@ impl Sequence {
                 blocks,
                 &mut self.shadows,
             );
+            cache.attach_windows(self.cursor, first as u32, &self.windows);
         }
     }
 

@@ -12,7 +12,7 @@ use crate::plan::{self, Layout, PlanDraft, Row, flags};
 use crate::policy::Tenants;
 use crate::preemption::Room;
 use crate::queue::WaitingQueue;
-use crate::request::{Arena, SeqKey};
+use crate::request::{Arena, Blocks, SeqKey};
 use crate::stats::Counters;
 
 /// The control plane. Not thread-safe by itself; every method keeps the invariants of [`check_integrity`](Self::check_integrity).
@@ -21,6 +21,10 @@ pub struct Core {
     pub(crate) config: CoreConfig,
     pub(crate) layout: Layout,
     pub(crate) cache: KvCache,
+    /// Windows of the groups after the first.
+    pub(crate) windows: Vec<u32>,
+    /// The most tokens of a sequence whose KV the pool has room for.
+    pub(crate) longest_request: u32,
     pub(crate) seqs: Arena,
     /// Living choices of each request.
     pub(crate) requests: HashMap<RequestId, Vec<SeqKey>>,
@@ -43,6 +47,8 @@ pub struct Core {
     pub(crate) last_committed: StepId,
     pub(crate) num_arrivals: u64,
     pub(crate) draft: PlanDraft,
+    /// Blocks on their way into a table.
+    pub(crate) new_blocks: Vec<BlockId>,
     /// Row lists of committed steps, to be used again.
     pub(crate) spare_rows: Vec<Vec<Row>>,
     /// Ended outside of a commit, not told yet.
@@ -57,14 +63,13 @@ pub(crate) struct Step {
     pub(crate) rows: Vec<Row>,
 }
 
-/// What a sequence gave back while steps were in flight.
+/// What a sequence gave back while steps were in flight: everything, or (without a slot) blocks that left their windows.
 #[derive(Debug)]
 pub(crate) struct Release {
     /// The last step scheduled before.
     pub(crate) after: StepId,
-    pub(crate) slot: Slot,
-    pub(crate) blocks: Vec<BlockId>,
-    pub(crate) shadows: Vec<BlockId>,
+    pub(crate) slot: Option<Slot>,
+    pub(crate) blocks: Blocks,
 }
 
 /// A choice that ended outside of a commit.
@@ -105,11 +110,14 @@ impl Core {
         config.validate()?;
         let layout = Layout::new(&config);
         Ok(Self {
-            cache: KvCache::new(
+            cache: KvCache::with_windows(
                 config.num_blocks,
                 config.block_size,
                 config.enable_prefix_caching,
+                config.windows(),
             ),
+            windows: config.windows().collect(),
+            longest_request: config.longest_request(),
             layout,
             seqs: Arena::default(),
             requests: HashMap::new(),
@@ -126,6 +134,7 @@ impl Core {
             last_committed: StepId(0),
             num_arrivals: 0,
             draft: PlanDraft::default(),
+            new_blocks: Vec::new(),
             spare_rows: Vec::new(),
             ended: VecDeque::new(),
             counters: Counters::default(),
@@ -183,6 +192,7 @@ impl Core {
         if self.in_flight.len() >= self.config.max_in_flight as usize {
             return None;
         }
+        self.slide_windows();
         loop {
             self.draft.clear();
             let preemptions = self.counters.preemptions;
@@ -225,7 +235,12 @@ impl Core {
             let key = self.running[position];
             let sequence = &self.seqs[key];
             if sequence.is_prefilling() {
-                self.draft.prefilling.push(key);
+                // One token's room in its turn; how many more it gets is seen once every row has got as much.
+                match self.make_room(position, 0) {
+                    Room::For { .. } => self.draft.prefilling.push(key),
+                    Room::NotNow => {}
+                    Room::Gone => continue,
+                }
                 position += 1;
                 continue;
             }
@@ -271,11 +286,13 @@ impl Core {
         sequence.tokens_bound += 1 + drafts;
         sequence.in_flight += 1;
         sequence.in_flight_samples += 1;
+        sequence.in_flight_drafts += drafts;
         self.tenants.charge(sequence.tenant_index, 1 + drafts);
         self.draft.decode_rows.push(row);
     }
 
-    /// Further chunks of prompts that are computed in part. Their blocks were allocated at the admission.
+    /// Further chunks of prompts that are computed in part. The full group's blocks were allocated at the admission, those of the window
+    /// groups are for each chunk.
     fn schedule_prefills(&mut self, budget: &mut Budget) {
         let others_wait = self.may_admit();
         let pending = std::mem::take(&mut self.draft.prefilling);
@@ -285,6 +302,7 @@ impl Core {
             }
             let need = self.seqs[key].prefill_need();
             let chunk = budget.share(need, others_wait || position + 1 < pending.len());
+            let chunk = self.fit_chunk(key, chunk);
             self.place_prefill(key, chunk, budget);
         }
         self.draft.prefilling = pending;
@@ -320,6 +338,7 @@ impl Core {
             let row = self.draft.prefill_rows[index];
             if !row.samples() {
                 let more = self.seqs[row.key].prefill_need().min(budget.left);
+                let more = self.fit_chunk(row.key, more);
                 self.extend_row(index, more, budget);
             }
         }

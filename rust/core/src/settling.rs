@@ -25,6 +25,8 @@ impl Core {
             .in_flight
             .pop_front()
             .expect("the results belong to it");
+        // Before anything else is released: the cache sees releases in their order.
+        self.apply_releases(step.id);
         let width = 1 + self.config.max_draft_tokens as usize;
         for (index, row) in step.rows.iter().enumerate() {
             let tokens = &results.tokens[index * width..(index + 1) * width];
@@ -41,7 +43,6 @@ impl Core {
             );
         }
         self.last_committed = step.id;
-        self.apply_releases(step.id);
         step.rows.clear();
         self.spare_rows.push(step.rows);
         Ok(())
@@ -76,6 +77,7 @@ impl Core {
         }
         if row.samples() {
             sequence.in_flight_samples -= 1;
+            sequence.in_flight_drafts -= row.drafts;
             sequence.num_drafts = drafts.map_or(self.config.max_draft_tokens, count_drafts);
         }
         let is_running = sequence.phase == Phase::Running;
@@ -172,11 +174,8 @@ impl Core {
         }
         let mut sequence = self.seqs.remove(key);
         if sequence.phase == Phase::Running {
-            let (blocks, shadows) = (
-                std::mem::take(&mut sequence.blocks),
-                std::mem::take(&mut sequence.shadows),
-            );
-            self.release(sequence.slot, blocks, shadows);
+            let blocks = sequence.take_blocks();
+            self.release(Some(sequence.slot), blocks);
         }
         self.promote(std::mem::take(&mut sequence.held));
         let choices = self

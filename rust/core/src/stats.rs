@@ -37,7 +37,9 @@ pub struct Stats {
     pub cached_blocks: u32,
     /// Blocks of releases that steps in flight still see.
     pub coming_blocks: u32,
-    /// Tokens for which running sequences hold blocks, a shared block counted for each holder.
+    /// Bytes of the blocks that somebody holds who may still need them: neither free nor evictable.
+    pub used_bytes: u64,
+    /// Tokens for which running sequences hold blocks, summed over all groups, a shared block counted for each holder.
     pub allocated_tokens: u64,
     /// Those of them whose KV is computed by a step that is scheduled (drafts in flight included). `(allocated − filled) / allocated` is
     /// the waste of the KV cache.
@@ -63,6 +65,8 @@ impl Core {
             evictable_blocks: self.cache.num_evictable(),
             cached_blocks: self.cache.num_cached(),
             coming_blocks: self.coming_blocks,
+            used_bytes: u64::from(self.cache.num_blocks() - self.cache.num_available())
+                * self.config.bytes_per_block,
             query_tokens: self.counters.query_tokens,
             hit_tokens: self.counters.hit_tokens,
             generation_tokens: self.counters.generation_tokens,
@@ -71,9 +75,18 @@ impl Core {
         };
         for &key in &self.running {
             let sequence = &self.seqs[key];
-            stats.allocated_tokens +=
-                sequence.blocks.len() as u64 * u64::from(self.config.block_size);
-            stats.filled_tokens += u64::from(sequence.computed_bound);
+            let (size, computed) = (
+                u64::from(self.config.block_size),
+                u64::from(sequence.computed_bound),
+            );
+            stats.allocated_tokens += sequence.blocks.len() as u64 * size;
+            stats.filled_tokens += computed;
+            for table in &sequence.windows {
+                let allocated = u64::from(table.len()) * size;
+                stats.allocated_tokens += allocated;
+                let from_first = computed.saturating_sub(u64::from(table.first()) * size);
+                stats.filled_tokens += from_first.min(allocated);
+            }
         }
         stats
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::engine::{Engine, alone, config, params, prompt, request};
 use common::make_seed;
-use octavo_core::config::{ConfigError, CoreConfig};
+use octavo_core::config::{CacheGroup, ConfigError, CoreConfig};
 use octavo_core::ids::{RequestId, StepId};
 use octavo_core::output::{CommitError, FinishReason, Output, StepResults};
 use octavo_core::params::SamplingParams;
@@ -455,13 +455,18 @@ fn an_unusable_configuration_is_refused_by_the_name_of_its_field() {
         }),
         ConfigError::Watermark(1.0)
     );
-    assert_eq!(
-        error(CoreConfig {
-            groups: Vec::new(),
-            ..config()
-        }),
-        ConfigError::Groups(0)
-    );
+    const WINDOW: CacheGroup = CacheGroup::Window { window: 8 };
+    let none = CacheGroup::Window { window: 0 };
+    for (groups, index) in [
+        (vec![], 0),
+        (vec![WINDOW], 0),
+        (vec![CacheGroup::Full, WINDOW, CacheGroup::Full], 2),
+        (vec![CacheGroup::Full, none], 1),
+    ] {
+        let given = groups.get(index).copied();
+        let config = CoreConfig { groups, ..config() };
+        assert_eq!(error(config), ConfigError::Group { index, given });
+    }
     let drafts = CoreConfig {
         max_draft_tokens: 2,
         max_in_flight: 2,

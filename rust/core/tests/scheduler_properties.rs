@@ -5,8 +5,8 @@ mod common;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use common::{Device, DeviceStep, make_seed, mix, run_alone};
-use octavo_core::config::CoreConfig;
+use common::{Device, DeviceStep, longest_in_pool, make_seed, mix, run_alone};
+use octavo_core::config::{CacheGroup, CoreConfig};
 use octavo_core::ids::{Namespace, RequestId, TenantId};
 use octavo_core::output::{FinishReason, Output};
 use octavo_core::params::SamplingParams;
@@ -45,7 +45,7 @@ enum Op {
 }
 
 /// Sizes of a control plane, small enough that everything runs short.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Sizes {
     block_size: u32,
     num_blocks: u32,
@@ -58,10 +58,13 @@ struct Sizes {
     enable_prefix_caching: bool,
     host_state: bool,
     next_drafts: bool,
+    windows: Vec<u32>,
 }
 
 impl Sizes {
-    fn config(self) -> CoreConfig {
+    fn config(&self) -> CoreConfig {
+        let windows = self.windows.iter();
+        let groups = windows.map(|&window| CacheGroup::Window { window });
         CoreConfig {
             block_size: self.block_size,
             num_blocks: self.num_blocks,
@@ -74,6 +77,7 @@ impl Sizes {
             watermark: if self.watermark { 0.15 } else { 0.0 },
             vocab_size: 11,
             host_state: self.host_state && (self.max_draft_tokens == 0 || self.max_in_flight == 1),
+            groups: std::iter::once(CacheGroup::Full).chain(groups).collect(),
             ..CoreConfig::default()
         }
     }
@@ -149,10 +153,9 @@ impl Harness {
         let config = self.core.config().clone();
         self.next_id += 1;
         let prompt_len = request.tokens.len();
-        let capacity = (config.num_blocks - 1) * config.block_size;
-        let fits = prompt_len > 0
-            && prompt_len < config.max_model_len as usize
-            && prompt_len <= capacity as usize;
+        let capacity = longest_in_pool(&config);
+        let fits =
+            prompt_len > 0 && prompt_len < config.max_model_len as usize && prompt_len <= capacity;
         if !fits {
             assert!(
                 self.core.add(request).is_err(),
@@ -169,7 +172,7 @@ impl Harness {
             request
                 .tokens
                 .extend_from_slice(&all[prompt_len..prompt_len + produced]);
-            if request.tokens.len() > capacity as usize {
+            if request.tokens.len() > capacity {
                 request.tokens.truncate(prompt_len);
             }
         }
@@ -449,7 +452,19 @@ prop_compose! {
             enable_prefix_caching: caching,
             host_state: switches.1,
             next_drafts: switches.2,
+            windows: Vec::new(),
         }
+    }
+}
+
+prop_compose! {
+    /// One to three window groups, and a pool that a prompt of some length fits into.
+    fn windowed(blocks: std::ops::Range<u32>, drafts: std::ops::Range<u32>, caching: bool)(
+        sizes in sizes(blocks, drafts, caching),
+        windows in prop::collection::vec(prop_oneof![1u32..6, 4u32..40], 1..4),
+    ) -> Sizes {
+        let num_blocks = sizes.num_blocks * (1 + windows.len() as u32);
+        Sizes { windows, num_blocks, ..sizes }
     }
 }
 
@@ -491,6 +506,26 @@ proptest! {
 
     #[test]
     fn drafts_change_nothing_but_the_number_of_steps(sizes in sizes(4..40, 1..5, true), ops in ops(2, false)) {
+        run(sizes, &ops);
+    }
+
+    #[test]
+    fn windows_change_nothing_but_what_is_kept(sizes in windowed(10..50, 0..1, true), ops in ops(3, true)) {
+        run(sizes, &ops);
+    }
+
+    #[test]
+    fn windows_change_nothing_in_a_pool_that_is_too_small(sizes in windowed(2..14, 0..1, true), ops in ops(3, true)) {
+        run(sizes, &ops);
+    }
+
+    #[test]
+    fn windows_keep_what_a_query_reads_if_drafts_are_rejected(sizes in windowed(3..30, 1..5, true), ops in ops(2, false)) {
+        run(sizes, &ops);
+    }
+
+    #[test]
+    fn windows_change_nothing_without_the_prefix_cache(sizes in windowed(3..30, 0..3, false), ops in ops(4, false)) {
         run(sizes, &ops);
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use numpy::{
     PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArray3, PyReadwriteArray1, PyUntypedArrayMethods,
 };
-use octavo_core::config::{CacheGroup, CacheKind, CoreConfig};
+use octavo_core::config::{self, CacheGroup, CoreConfig};
 use octavo_core::ids::{Namespace, RequestId, StepId, TenantId};
 use octavo_core::output::StepResults;
 use octavo_core::params::{Limits, SamplingParams};
@@ -217,7 +217,7 @@ type PromptScores<'py> = (
 impl PyEngineCore {
     #[new]
     #[pyo3(signature = (*, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_in_flight,
-        vocab_size, enable_prefix_caching, host_state, num_layers, bytes_per_block, max_logprobs, tokenizer=None, max_draft_tokens=0))]
+        vocab_size, enable_prefix_caching, host_state, group_windows, bytes_per_block, max_logprobs, tokenizer=None, max_draft_tokens=0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of the Python constructor"
@@ -232,7 +232,7 @@ impl PyEngineCore {
         vocab_size: u32,
         enable_prefix_caching: bool,
         host_state: bool,
-        num_layers: u32,
+        group_windows: Vec<Option<u32>>,
         bytes_per_block: u64,
         max_logprobs: i64,
         tokenizer: Option<&PyTokenizer>,
@@ -249,11 +249,8 @@ impl PyEngineCore {
             enable_prefix_caching,
             vocab_size,
             host_state,
-            groups: vec![CacheGroup {
-                num_layers,
-                kind: CacheKind::Full,
-                bytes_per_block,
-            }],
+            groups: cache_groups(&group_windows),
+            bytes_per_block,
             ..CoreConfig::default()
         };
         let max_logprobs = u32::try_from(max_logprobs).unwrap_or(vocab_size);
@@ -266,6 +263,29 @@ impl PyEngineCore {
         Ok(Self {
             engine: Arc::new(engine),
         })
+    }
+
+    /// The most blocks that one request of `num_tokens` tokens holds at any time; `add` refuses what needs more than there are.
+    #[staticmethod]
+    fn blocks_per_request(
+        num_tokens: u32,
+        block_size: u32,
+        group_windows: Vec<Option<u32>>,
+        max_num_batched_tokens: u32,
+        max_in_flight: u32,
+    ) -> PyResult<u64> {
+        if block_size == 0 || group_windows.contains(&Some(0)) {
+            return Err(PyValueError::new_err(format!(
+                "block_size = {block_size} and the windows {group_windows:?} must be at least 1"
+            )));
+        }
+        Ok(config::blocks_per_request(
+            num_tokens,
+            block_size,
+            &cache_groups(&group_windows),
+            max_num_batched_tokens,
+            max_in_flight,
+        ))
     }
 
     /// Words of a plan and the offsets of its per-row parts.
@@ -406,6 +426,7 @@ impl PyEngineCore {
             ("evictable_blocks", f64::from(stats.evictable_blocks)),
             ("cached_blocks", f64::from(stats.cached_blocks)),
             ("coming_blocks", f64::from(stats.coming_blocks)),
+            ("used_bytes", stats.used_bytes as f64),
             ("allocated_tokens", stats.allocated_tokens as f64),
             ("filled_tokens", stats.filled_tokens as f64),
             ("query_tokens", stats.query_tokens as f64),
@@ -432,6 +453,13 @@ impl PyEngineCore {
     fn is_shut_down(&self) -> bool {
         self.engine.is_shut_down()
     }
+}
+
+fn cache_groups(windows: &[Option<u32>]) -> Vec<CacheGroup> {
+    let group = |window: &Option<u32>| {
+        window.map_or(CacheGroup::Full, |window| CacheGroup::Window { window })
+    };
+    windows.iter().map(group).collect()
 }
 
 fn value_error(error: impl std::fmt::Display) -> PyErr {

@@ -6,7 +6,7 @@
 
 pub(crate) mod engine;
 
-use octavo_core::config::CoreConfig;
+use octavo_core::config::{CacheGroup, CoreConfig};
 use octavo_core::ids::StepId;
 use octavo_core::output::{FinishReason, StepResults};
 use octavo_core::plan::{self, Layout, flags, header};
@@ -44,6 +44,44 @@ fn fails_at(seed: u64) -> u32 {
     (seed >> 16) as u32 & 0xffff
 }
 
+/// How many positions before its own a query of a group reads, its own among them.
+fn window_of(group: &CacheGroup) -> usize {
+    match group {
+        CacheGroup::Full => usize::MAX,
+        CacheGroup::Window { window } => *window as usize,
+    }
+}
+
+/// The first position that a query at `position` reads.
+fn first_read(group: &CacheGroup, position: usize) -> usize {
+    (0..=position)
+        .find(|&read| position - read < window_of(group))
+        .unwrap()
+}
+
+/// Blocks that a request of `num_tokens` may hold at once: whatever positions the oldest step in flight reads, up to the last that is
+/// computed by the newest, wherever they lie.
+pub(crate) fn most_blocks(config: &CoreConfig, num_tokens: usize) -> usize {
+    let size = config.block_size as usize;
+    let in_flight = (config.max_num_batched_tokens * config.max_in_flight) as usize;
+    let touched = |group: &CacheGroup| {
+        let span = window_of(group)
+            .saturating_add(in_flight - 1)
+            .min(num_tokens + size);
+        let ends = (0..size).map(|start| (start + span - 1) / size + 1);
+        ends.max().unwrap().min(num_tokens.div_ceil(size))
+    };
+    config.groups.iter().map(touched).sum()
+}
+
+/// The most tokens whose KV fits into the pool, up to the model's length.
+pub(crate) fn longest_in_pool(config: &CoreConfig) -> usize {
+    (0..=config.max_model_len as usize)
+        .take_while(|&n| most_blocks(config, n) < config.num_blocks as usize)
+        .last()
+        .unwrap()
+}
+
 /// All tokens of a choice run alone, and why it ends.
 pub(crate) fn run_alone(
     config: &CoreConfig,
@@ -52,10 +90,10 @@ pub(crate) fn run_alone(
 ) -> (Vec<u32>, FinishReason) {
     let params = &request.params;
     let prompt = request.num_prompt_tokens as usize;
-    let pool = (config.num_blocks as usize - 1) * config.block_size as usize + 1;
+    // The last token's KV is never computed.
     let end = (prompt + params.max_tokens as usize)
         .min(config.max_model_len as usize)
-        .min(pool);
+        .min(longest_in_pool(config) + 1);
     let mut content = request
         .tokens
         .iter()
@@ -100,11 +138,27 @@ struct SlotState {
     choice: u32,
     seed: u64,
     computed: usize,
-    table: Vec<u32>,
+    /// Block tables by group; columns of a window group that were never written hold 0. Nothing tells of those that left the window.
+    tables: Vec<Vec<u32>>,
     drafts: Vec<i32>,
 }
 
 impl SlotState {
+    /// Columns of a group that a query from the next position on reads, with their blocks.
+    fn readable(
+        &self,
+        group: usize,
+        kind: &CacheGroup,
+        block_size: u32,
+    ) -> impl Iterator<Item = (usize, u32)> {
+        let first = match self.computed {
+            usize::MAX => 0,
+            computed => first_read(kind, computed) / block_size as usize,
+        };
+        let columns = self.tables[group].iter().copied().enumerate().skip(first);
+        columns.filter(|&(_, block)| block != 0)
+    }
+
     /// KV of position `p` if the slot's own known tokens are right.
     fn contents(&self) -> Vec<u64> {
         let mut content = root_content(self.seed);
@@ -170,9 +224,9 @@ impl Device {
         }
     }
 
-    /// Block table of a slot.
+    /// Block table of a slot in the full group.
     pub(crate) fn table(&self, slot: usize) -> &[u32] {
-        &self.slots[slot].table
+        &self.slots[slot].tables[0]
     }
 
     /// Runs a step.
@@ -252,7 +306,7 @@ impl Device {
                 choice: entry[4] as u32,
                 seed: entry[5] as u32 as u64 | (entry[6] as u32 as u64) << 32,
                 computed: usize::MAX,
-                table: Vec::new(),
+                tables: vec![Vec::new(); self.config.groups.len()],
                 drafts: vec![-1; self.config.max_draft_tokens as usize],
             };
         }
@@ -270,23 +324,32 @@ impl Device {
             let [group, slot, column, block] = [write[0], write[1], write[2], write[3]];
             let state = &mut self.slots[slot as usize];
             assert!(
-                group == 0 && state.is_live,
+                state.is_live,
                 "a block is written for slot {slot}, which nobody owns"
-            );
-            assert_eq!(
-                column as usize,
-                state.table.len(),
-                "block tables grow column by column"
             );
             assert!(
                 block > 0 && (block as u32) < self.config.num_blocks,
                 "block {block} cannot be used"
             );
-            assert!(
-                !state.table.contains(&(block as u32)),
-                "block {block} is in the table twice"
+            for (other, kind) in self.config.groups.iter().enumerate() {
+                assert!(
+                    state
+                        .readable(other, kind, self.config.block_size)
+                        .all(|(_, held)| held != block as u32),
+                    "block {block} is in the tables twice"
+                );
+            }
+            let table = &mut state.tables[group as usize];
+            if group > 0 && table.is_empty() {
+                // A hit leaves out what no query reads.
+                table.resize(column as usize, 0);
+            }
+            assert_eq!(
+                column as usize,
+                table.len(),
+                "block tables grow column by column"
             );
-            state.table.push(block as u32);
+            table.push(block as u32);
         }
     }
 
@@ -394,7 +457,6 @@ impl Device {
     }
 
     fn write_row(&mut self, row: &PlanRow, query: &[i64], computed: usize) {
-        let size = self.config.block_size as usize;
         let state = &self.slots[row.slot];
         let known = state.contents();
         let mut content = if computed == 0 {
@@ -409,28 +471,43 @@ impl Device {
                 position < self.config.max_model_len as usize,
                 "position {position} is beyond the model"
             );
-            let block = self.slots[row.slot].table[position / size];
-            for (other, reader) in self.slots.iter().enumerate() {
-                let Some(column) = reader.table.iter().position(|&held| held == block) else {
-                    continue;
-                };
-                if other == row.slot || !reader.is_live {
-                    continue;
-                }
-                let read_at = column * size + position % size;
-                let expected = reader.contents().get(read_at).copied();
-                assert_eq!(
-                    expected,
-                    Some(content),
-                    "slot {} overwrites block {block} of slot {other}",
-                    row.slot
-                );
+            for group in 0..self.config.groups.len() {
+                self.write_position(row.slot, group, position, content);
             }
-            self.kv[block as usize * size + position % size] = Some(content);
         }
     }
 
-    /// Compares the KV of the whole context with what the slot's tokens and drafts give.
+    /// Writes the KV of a position in one group, unless another slot could read something else from there.
+    fn write_position(&mut self, slot: usize, group: usize, position: usize, content: u64) {
+        let size = self.config.block_size as usize;
+        let block = self.slots[slot].tables[group][position / size];
+        assert!(
+            block > 0,
+            "slot {slot} position {position} group {group}: no block"
+        );
+        let others = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|&(other, reader)| other != slot && reader.is_live);
+        for (other, reader) in others {
+            for (read_group, kind) in self.config.groups.iter().enumerate() {
+                let mut readable = reader.readable(read_group, kind, self.config.block_size);
+                let Some((column, _)) = readable.find(|&(_, held)| held == block) else {
+                    continue;
+                };
+                let read_at = column * size + position % size;
+                assert_eq!(
+                    (read_group, reader.contents().get(read_at).copied()),
+                    (group, Some(content)),
+                    "slot {slot} overwrites block {block} of slot {other}"
+                );
+            }
+        }
+        self.kv[block as usize * size + position % size] = Some(mix(content, group as u64));
+    }
+
+    /// Compares the KV of all that the row's queries read, in every group, with what the slot's tokens and drafts give.
     fn check_context(&self, row: &PlanRow, query: &[i64], computed: usize) {
         let size = self.config.block_size as usize;
         let state = &self.slots[row.slot];
@@ -440,14 +517,19 @@ impl Device {
         let mut content = root_content(state.seed);
         for (position, token) in before.chain(query.iter().copied()).enumerate() {
             content = next_content(content, token);
-            let block = state.table[position / size] as usize;
-            let found = self.kv[block * size + position % size];
-            assert_eq!(
-                found,
-                Some(content),
-                "slot {} position {position} block {block}: wrong KV",
-                row.slot
-            );
+            for (group, kind) in self.config.groups.iter().enumerate() {
+                if position < first_read(kind, computed) {
+                    continue;
+                }
+                let block = state.tables[group][position / size] as usize;
+                let found = self.kv[block * size + position % size];
+                assert_eq!(
+                    found,
+                    Some(mix(content, group as u64)),
+                    "slot {} position {position} group {group} block {block}: wrong KV",
+                    row.slot
+                );
+            }
         }
     }
 
