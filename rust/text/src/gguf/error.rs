@@ -123,6 +123,12 @@ pub enum GgufError {
         byte_len: u64,
         data_len: u64,
     },
+    #[error("tensors {first:?} and {second:?} share bytes from offset {offset} of the data on")]
+    Overlap {
+        first: String,
+        second: String,
+        offset: u64,
+    },
     #[error("two tensors are named {tensor:?}")]
     DuplicateTensor { tensor: String },
     #[error("metadata key {key:?} is missing")]

@@ -326,7 +326,7 @@ fn byte_len(name: &str, dims: &[u64], ggml_type: GgmlType) -> Result<u64, GgufEr
         .ok_or_else(overflow)
 }
 
-/// Makes offsets absolute and checks that every tensor is aligned, inside the file and unique by name.
+/// Makes offsets absolute and checks that every tensor is aligned, inside the file, unique by name and apart from others.
 fn place_tensors(
     tensors: &mut [TensorInfo],
     data_offset: u64,
@@ -360,5 +360,21 @@ fn place_tensors(
             });
         }
     }
+    check_apart(tensors, data_offset)?;
     Ok(index)
+}
+
+fn check_apart(tensors: &[TensorInfo], data_offset: u64) -> Result<(), GgufError> {
+    let mut sorted: Vec<&TensorInfo> = tensors.iter().collect();
+    sorted.sort_unstable_by_key(|tensor| tensor.offset);
+    for pair in sorted.windows(2) {
+        if pair[0].offset + pair[0].byte_len > pair[1].offset {
+            return Err(GgufError::Overlap {
+                first: pair[0].name.clone(),
+                second: pair[1].name.clone(),
+                offset: pair[1].offset - data_offset,
+            });
+        }
+    }
+    Ok(())
 }

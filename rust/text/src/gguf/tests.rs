@@ -215,6 +215,48 @@ fn a_tensor_outside_the_file_is_refused() {
 }
 
 #[test]
+fn tensors_that_share_bytes_are_refused() {
+    let pair = |offsets: [u64; 2]| {
+        Writer::default()
+            .tensor("first", &[10], 0, offsets[0])
+            .tensor("second", &[10], 0, offsets[1])
+            .data(128)
+            .parse()
+    };
+    assert!(pair([0, 64]).is_ok() && pair([64, 0]).is_ok());
+    for offsets in [[0, 32], [32, 0], [32, 32]] {
+        let error = pair(offsets).unwrap_err();
+        assert!(
+            matches!(error, GgufError::Overlap { offset: 32, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("first") && error.to_string().contains("second"));
+    }
+}
+
+#[test]
+fn super_blocks_are_counted_by_rows() {
+    for (type_id, bytes) in [(10, 84), (11, 110), (12, 144), (13, 176), (14, 210)] {
+        let shape = |row| {
+            Writer::default()
+                .tensor("t", &[row, 3, 2], type_id, 0)
+                .data(4096)
+                .parse()
+        };
+        let gguf = shape(512).unwrap();
+        assert_eq!(gguf.tensors()[0].byte_len, 2 * 3 * 2 * bytes);
+        assert!(matches!(
+            shape(288),
+            Err(GgufError::RowNotDivisible {
+                row: 288,
+                block: 256,
+                ..
+            })
+        ));
+    }
+}
+
+#[test]
 fn tensor_shapes_that_make_no_sense_are_refused() {
     let shape = |dims: &[u64], type_id| {
         Writer::default()
@@ -355,6 +397,11 @@ fn check_promises(gguf: &Gguf) {
         assert!(tensor.offset >= gguf.data_offset());
         assert!(tensor.offset + tensor.byte_len <= gguf.file_len());
         assert_eq!(gguf.tensor_data(tensor).len() as u64, tensor.byte_len);
+        for other in gguf.tensors() {
+            let apart = tensor.offset + tensor.byte_len <= other.offset
+                || other.offset + other.byte_len <= tensor.offset;
+            assert!(apart || std::ptr::eq(tensor, other));
+        }
     }
 }
 

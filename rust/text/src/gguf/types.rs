@@ -86,6 +86,8 @@ ggml_types! {
     TQ1_0 = 34: 256, 54;
     TQ2_0 = 35: 256, 66;
     MXFP4 = 39: 32, 17;
+    NVFP4 = 40: 64, 36;
+    Q1_0 = 41: 128, 18;
 }
 
 impl fmt::Display for GgmlType {

@@ -88,7 +88,7 @@ impl DecoderKind {
 }
 
 /// The byte that a token of the form `<0xNN>` stands for.
-fn fallback_byte(token: &str) -> Option<u8> {
+pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2)
         .then(|| u8::from_str_radix(digits, 16).ok())

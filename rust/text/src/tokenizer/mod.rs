@@ -8,6 +8,7 @@ mod config;
 mod from_gguf;
 mod patterns;
 mod prompt;
+mod sentencepiece;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -20,6 +21,7 @@ use tokenizers::{AddedVocabulary, Model};
 use crate::detokenizer::Utf8Decoder;
 use bytes::{ByteTable, DecoderKind};
 pub use config::SpecialIds;
+use sentencepiece::SentencePiece;
 
 /// Most tokens a vocabulary may have; tables indexed by id are sized by the largest id of the file.
 const MAX_VOCAB_SIZE: usize = 1 << 24;
@@ -85,6 +87,8 @@ pub struct Tokenizer {
     suffix: Vec<u32>,
     /// Whether a text that does not begin with a space is encoded as if it did.
     space_prefix: bool,
+    /// Cuts text in place of the model of `inner`, which is then a dictionary only.
+    sentencepiece: Option<SentencePiece>,
     chat_template: Option<String>,
 }
 
@@ -179,6 +183,7 @@ impl Tokenizer {
             prefix,
             suffix,
             space_prefix: false,
+            sentencepiece: None,
             chat_template: None,
         };
         tokenizer.collect_eog();
@@ -236,6 +241,9 @@ impl Tokenizer {
         mut pieces: PreTokenizedString,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
+        if let Some(rules) = &self.sentencepiece {
+            return self.encode_sentencepiece(rules, &pieces, ids);
+        }
         let failed = |error: tokenizers::Error| TokenizerError::Encode {
             reason: error.to_string(),
         };
@@ -252,6 +260,26 @@ impl Tokenizer {
         );
         for (_, _, tokens) in splits {
             ids.extend(tokens.iter().flatten().map(|token| token.id));
+        }
+        Ok(())
+    }
+
+    fn encode_sentencepiece(
+        &self,
+        rules: &SentencePiece,
+        pieces: &PreTokenizedString,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let model = self.inner.get_model();
+        let splits = pieces.get_splits(
+            tokenizers::OffsetReferential::Normalized,
+            tokenizers::OffsetType::None,
+        );
+        for (text, _, special) in splits {
+            match special {
+                Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
+                None => rules.encode(text, |piece| model.token_to_id(piece), ids)?,
+            }
         }
         Ok(())
     }
