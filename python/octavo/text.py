@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo._core import ChatTemplate, Gguf, TemplateError, Tokenizer
@@ -55,3 +57,34 @@ def _source(given: str) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("chat_template", given, f"a template, or the path of a readable file ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TextDescription:
+    """What a model's files say about text."""
+
+    tokenizer: str
+    """The kind of tokenizer, or why there is none."""
+    tokens: int
+    """Entries of its vocabulary; 0: no tokenizer."""
+    has_chat_template: bool
+    """False of a base model."""
+
+
+def describe_text(where: Path) -> TextDescription:
+    """The kind of tokenizer and whether there is a chat template, of a folder or a `.gguf` file."""
+    try:
+        tokenizer = load_tokenizer(where)
+    except ParameterError as error:
+        return TextDescription(f"none that can be read ({error})", 0, False)
+    return TextDescription(_kind(where), tokenizer.vocab_size, tokenizer.chat_template is not None)
+
+
+def _kind(where: Path) -> str:
+    if where.suffix == ".gguf":
+        metadata = Gguf(where).metadata()
+        name = str(metadata.get("tokenizer.ggml.model"))
+        kinds = {"gpt2": "byte-level BPE", "llama": "SentencePiece"}
+        return f"{kinds.get(name, name)} (GGUF, {metadata.get('tokenizer.ggml.pre', 'default')})"
+    model = json.loads((where / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    return f"{model.get('type', 'BPE')} (tokenizer.json)"
