@@ -289,12 +289,15 @@ impl Sequence {
 
     /// Takes all blocks from it.
     pub(crate) fn take_blocks(&mut self) -> Blocks {
-        let mut windows = Vec::new();
-        for mut table in std::mem::take(&mut self.windows) {
-            table.take_all(&mut windows);
-        }
+        let tables = std::mem::take(&mut self.windows);
+        let first = tables.iter().map(WindowTable::first).min().unwrap_or(0);
+        let end = tables.iter().map(WindowTable::end).max().unwrap_or(0);
+        // Lists are released from their end: what a hit behind the last column reads is evicted last.
+        let columns = (first..end).rev();
+        let windows =
+            columns.flat_map(|column| tables.iter().filter_map(move |table| table.get(column)));
         Blocks {
-            windows,
+            windows: windows.collect(),
             full: std::mem::take(&mut self.blocks),
             shadows: std::mem::take(&mut self.shadows),
         }

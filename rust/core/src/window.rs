@@ -68,12 +68,6 @@ impl WindowTable {
         out.extend(self.blocks.drain(..n as usize));
         self.first += n;
     }
-
-    /// Moves all blocks to `out`.
-    pub(crate) fn take_all(&mut self, out: &mut Vec<BlockId>) {
-        out.extend(self.blocks.drain(..));
-        self.first = 0;
-    }
 }
 
 /// The first column that a query at `position` reads.
