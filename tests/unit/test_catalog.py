@@ -161,6 +161,13 @@ def test_a_folder_whose_only_model_is_a_gguf_file_is_that_file(tmp_path: Path) -
     assert resolve_model(str(tmp_path)).path == tmp_path / "model-Q4_0.gguf"
 
 
+def test_a_link_to_a_gguf_file_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "b8f3").write_bytes(b"GGUF")
+    (tmp_path / "model.gguf").symlink_to("b8f3")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("model.gguf").path == tmp_path / "model.gguf"
+
+
 def test_a_folder_of_several_gguf_files_asks_which(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")

@@ -45,9 +45,10 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
     except (OSError, RuntimeError) as error:  # a name that no path can have; an unknown user's home
         raise ModelNotFoundError(f"model={model[:80]!r}: {error.args[-1]}") from error
     if is_folder:
-        return ModelSource(model, _in_folder(model, path.resolve()))
+        return ModelSource(model, _in_folder(model, path.absolute()))
     if is_file and path.suffix == ".gguf":
-        return ModelSource(model, path.resolve())
+        # Not resolved: in caches of the hub the link has the name, its target has none.
+        return ModelSource(model, path.absolute())
     if is_file:
         raise ModelNotFoundError(
             f"model={model!r}: a file must be a .gguf file; pass the folder of a safetensors model"
