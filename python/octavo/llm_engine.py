@@ -123,9 +123,15 @@ class LLMEngine:
             bad_words=self._bad_word_ids(submission.params),
             priority=submission.priority,
             tenant=_digest(submission.tenant),
-            namespace=_digest(submission.cache_salt),
+            namespace=_digest(submission.cache_salt) ^ self._rope_namespace(submission),
             stream=submission.stream,
         )
+
+    def _rope_namespace(self, submission: Submission) -> int:
+        """Sequences with the long rotary frequencies share no cached prefix with the others."""
+        above = self._started.model.decoder.long_rope_above
+        longest = len(submission.prompt_token_ids) + (submission.params.max_tokens or 0)
+        return 0 if above is None or longest <= above else _LONG_ROPE
 
     def render_chat(
         self,
@@ -289,6 +295,8 @@ def _stop(core: EngineCore, thread: threading.Thread) -> None:
 
 # Secret and new in every process, so that nobody can choose two salts with one digest.
 _DIGEST_KEY = secrets.token_bytes(32)
+# Any number: it makes another namespace of each.
+_LONG_ROPE = 0x9E37_79B9_7F4A_7C15
 
 
 def _digest(text: str | None) -> int:

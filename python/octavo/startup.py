@@ -91,7 +91,16 @@ def start(config: EngineConfig) -> Started:
         max_logprobs=config.max_logprobs,
         tokenizer=tokenizer,
     )
-    state = SlotState(max_num_seqs, cache.max_model_len, config.block_size, spec.vocab_size, ops.device)
+    state = SlotState(
+        max_num_seqs,
+        cache.max_model_len,
+        config.block_size,
+        spec.vocab_size,
+        ops.device,
+        group_windows=tuple(group.window for group in model.decoder.cache_groups),
+        long_rope_above=model.decoder.long_rope_above,
+        rope_rows=model.decoder.max_positions,
+    )
     runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
     eos = list(spec.eos_token_ids)
     if tokenizer is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.errors import ModelError
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.mlp import Mlp
-from octavo.models.spec import LayerSpec, ModelSpec, MoeSpec
+from octavo.models.blocks.moe import Moe
+from octavo.models.cache_groups import cache_groups
+from octavo.models.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from octavo.models.weights.base import WeightSource
 from octavo.ops.base import Batch, OpSet, Tensor
 
@@ -22,15 +23,18 @@ class DecoderLayer:
     def __init__(
         self, spec: LayerSpec, model: ModelSpec, ops: OpSet, weights: WeightSource, prefix: str, *, rope: Tensor
     ):
-        if isinstance(spec.mlp, MoeSpec):
-            raise ModelError(f"{prefix}: mixture-of-experts layers are not supported")
-        if not spec.pre_norm or spec.post_norm:
-            raise ModelError(f"{prefix}: pre_norm={spec.pre_norm}, post_norm={spec.post_norm} is not supported")
+        def norm(name: str, wanted: bool) -> Tensor | None:
+            if not wanted:
+                return None
+            return ops.vector(weights.tensor(f"{prefix}.{name}.weight", (model.hidden_size,)), model.norm_offset)
+
         self.attention = Attention(spec.attention, model, ops, weights, prefix, rope=rope)
-        self.mlp = Mlp(spec.mlp, model, ops, weights, prefix)
-        shape = (model.hidden_size,)
-        self.attention_norm = ops.vector(weights.tensor(f"{prefix}.attn_norm.weight", shape), model.norm_offset)
-        self.mlp_norm = ops.vector(weights.tensor(f"{prefix}.mlp_norm.weight", shape), model.norm_offset)
+        block = Moe if isinstance(spec.mlp, MoeSpec) else Mlp
+        self.mlp: Moe | Mlp = block(spec.mlp, model, ops, weights, prefix)  # type: ignore[arg-type]
+        self.attention_norm = norm("attn_norm", spec.pre_norm)
+        self.attention_post_norm = norm("attn_post_norm", spec.post_norm)
+        self.mlp_norm = norm("mlp_norm", spec.pre_norm)
+        self.mlp_post_norm = norm("mlp_post_norm", spec.post_norm)
 
 
 class Decoder:
@@ -43,17 +47,21 @@ class Decoder:
         max_positions: positions that will be used, at most (the rope tables' length); None: the spec's.
 
     Raises:
-        ModelError: a field of the spec that no block implements.
         WeightError: a tensor is missing or has another shape; names the tensor and its file.
     """
 
     def __init__(self, spec: ModelSpec, ops: OpSet, weights: WeightSource, max_positions: int | None = None):
         self.spec = spec
         self.ops = ops
-        ropes = {
-            rope: ops.rope_table(rope.inv_freq, rope.magnitude, max_positions or spec.max_positions)
-            for rope in {layer.attention.rope for layer in spec.layers}
+        self.max_positions = max_positions or spec.max_positions
+        """Rows of each rotary table before those of the long frequencies, if there are any."""
+        self.cache_groups = cache_groups(spec, self.max_positions)
+        self._cache_place = {
+            layer: (number, index)
+            for number, group in enumerate(self.cache_groups)
+            for index, layer in enumerate(group.layers)
         }
+        ropes = {rope: self._rope_table(rope) for rope in {layer.attention.rope for layer in spec.layers}}
         table_shape = (spec.vocab_size, spec.hidden_size)
         self._embedding, head = ops.embedding_weight(
             weights.tensor("embedding.weight", table_shape), spec.tied_embeddings
@@ -65,40 +73,71 @@ class Decoder:
         self._norm = ops.vector(weights.tensor("norm.weight", (spec.hidden_size,)), spec.norm_offset)
         self._head = ops.linear_weight([weights.tensor("head.weight", table_shape)]) if head is None else head
 
+    @property
+    def long_rope_above(self) -> int | None:
+        """Sequences that may grow beyond so many tokens read the rotary tables' second half; None: no sequence does."""
+        above = self.spec.long_rope_above
+        return None if above is None or above >= self.max_positions else above
+
+    def _rope_table(self, rope: RopeSpec) -> Tensor:
+        variants = [rope.inv_freq]
+        if rope.long_inv_freq is not None and self.long_rope_above is not None:
+            variants.append(rope.long_inv_freq)
+        return self.ops.rope_table(variants, rope.magnitude, self.max_positions)
+
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
-        """The cache of each layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
+        """Blocks for any cache group: for each layer of a group `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
         return [
-            self.ops.kv_cache(num_blocks, layer.attention.num_kv_heads, block_size, layer.attention.head_dim)
-            for layer in self.spec.layers
+            self.ops.kv_cache(num_blocks, self._kv_heads(layer), block_size, self._head_dim(layer))
+            for layer in self.cache_groups[0].layers
         ]
 
     def kv_cache_bytes(self, block_size: int) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block of one cache group, over the layers of the group."""
         return sum(
-            self.ops.kv_cache_bytes(layer.attention.num_kv_heads, block_size, layer.attention.head_dim)
-            for layer in self.spec.layers
+            self.ops.kv_cache_bytes(self._kv_heads(layer), block_size, self._head_dim(layer))
+            for layer in self.cache_groups[0].layers
         )
+
+    def _kv_heads(self, layer: int) -> int:
+        return self.spec.layers[layer].attention.num_kv_heads
+
+    def _head_dim(self, layer: int) -> int:
+        return self.spec.layers[layer].attention.head_dim
 
     def forward_hidden(self, batch: Batch, kv_cache: Sequence[Tensor]) -> Tensor:
         """Run the step: store its keys and values in `kv_cache`, return the normalised hidden states `[n, D]` of
         `batch.logits_indices`."""
         ops, spec = self.ops, self.spec
-        step: Any = ops.prepare_attention(batch.attention)
+        steps = ops.prepare_attention(batch.attention)
         residual = ops.embed(batch.input_ids, self._embedding, spec.embedding_scale)
-        scale, eps = spec.residual_scale, spec.norm_eps
         # The last block's output, not yet added to the residual: the addition and the next norm are one operation.
         delta: Tensor | None = None
-        for layer, cache in zip(self._layers, kv_cache, strict=True):
-            if delta is None:
-                x = ops.rms_norm(residual, layer.attention_norm, eps)
-            else:
-                x, residual = ops.add_rms_norm(residual, delta, scale, layer.attention_norm, eps)
-            attended = layer.attention.forward(x, batch, cache, step)
-            x, residual = ops.add_rms_norm(residual, attended, scale, layer.mlp_norm, eps)
-            delta = layer.mlp.forward(x)
+        for number, layer in enumerate(self._layers):
+            group, index = self._cache_place[number]
+            x, residual = self._enter(residual, delta, layer.attention_norm)
+            attended = layer.attention.forward(x, batch, kv_cache[index], steps[group])
+            attended = self._leave(attended, layer.attention_post_norm)
+            x, residual = self._enter(residual, attended, layer.mlp_norm)
+            delta = self._leave(layer.mlp.forward(x), layer.mlp_post_norm)
         residual = ops.take_rows(residual, batch.logits_indices)
-        hidden, _ = ops.add_rms_norm(residual, ops.take_rows(delta, batch.logits_indices), scale, self._norm, eps)
+        delta = ops.take_rows(delta, batch.logits_indices)
+        hidden, _ = ops.add_rms_norm(residual, delta, spec.residual_scale, self._norm, spec.norm_eps)
         return hidden
+
+    def _enter(self, residual: Tensor, delta: Tensor | None, norm: Tensor | None) -> tuple[Any, Any]:
+        """The input of a block, and the residual it is added to."""
+        ops, spec = self.ops, self.spec
+        if norm is None:
+            total = residual if delta is None else ops.add(residual, delta, spec.residual_scale)
+            return total, total
+        if delta is None:
+            return ops.rms_norm(residual, norm, spec.norm_eps), residual
+        return ops.add_rms_norm(residual, delta, spec.residual_scale, norm, spec.norm_eps)
+
+    def _leave(self, output: Tensor, norm: Tensor | None) -> Tensor:
+        """What a block adds to the residual."""
+        return output if norm is None else self.ops.rms_norm(output, norm, self.spec.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output logits of hidden states `[n, D]`: fp32 `[n, V]`, the caller's own."""

@@ -7,7 +7,7 @@ model and one tensor, never two models.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,16 @@ from octavo.errors import ModelError
 from octavo.models.catalog import ModelSource
 from octavo.models.decoder import Decoder
 from octavo.models.families import family_of_config, family_of_gguf
-from octavo.models.families.base import Config, token_ids
+from octavo.models.families.base import GGUF_NAMES, Config, token_ids
+from octavo.models.gguf_config import ROPE_TENSORS, config_from_gguf
 from octavo.models.spec import ModelSpec
-from octavo.models.weights.base import Checkpoint, NamedWeights, WeightError
+from octavo.models.weights.base import NamedWeights, PermutedTensor, WeightError
 from octavo.models.weights.gguf import GgufFile
 from octavo.models.weights.safetensors import SafetensorsFolder
-from octavo.ops.base import OpSet
+from octavo.ops.base import OpSet, StoredTensor
 
-_IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+_IGNORED = ("rotary_emb.inv_freq", *ROPE_TENSORS)
 """Tensors that hold what the configuration says already."""
-_ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class OpenedModel:
     source: ModelSource
     spec: ModelSpec
     weights: NamedWeights
+    ignored: tuple[str, ...] = ()
+    """Beginnings of names of tensors that are no part of the decoder."""
 
     def load(self, ops: OpSet, max_positions: int | None = None) -> LoadedModel:
         """Convert the weights for `ops`.
@@ -59,7 +61,7 @@ class OpenedModel:
             WeightError: a tensor is missing, has another shape, or is one that the model would not use.
         """
         decoder = Decoder(self.spec, ops, self.weights, max_positions)
-        unused = self.weights.unused(_IGNORED)
+        unused = [name for name in self.weights.unused(_IGNORED) if not name.startswith(self.ignored)]
         if self.spec.tied_embeddings:
             unused = [name for name in unused if name != self.weights.file_name("head.weight")]
         if unused:
@@ -92,24 +94,47 @@ def _open_folder(source: ModelSource) -> OpenedModel:
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ModelError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
-    spec = _spec(source, family.from_config, config)
+    # Multimodal checkpoints keep the decoder's fields in an object of their own.
+    inner = config.get("text_config")
+    spec = _spec(
+        source, family.from_config, {**family.defaults, **config, **(inner if isinstance(inner, dict) else {})}
+    )
     generation = source.path / "generation_config.json"
     if generation.is_file():
         ids = token_ids(_read_json(generation).get("eos_token_id"))
         spec = replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + ids)))
-    weights = NamedWeights(SafetensorsFolder(source.path), family.config_names)
-    return OpenedModel(source, _with_tying(spec, weights), weights)
+    weights = NamedWeights(SafetensorsFolder(source.path), family.names, prefixes=family.prefixes)
+    return OpenedModel(source, _with_tying(spec, weights), weights, family.ignored)
 
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
     file = GgufFile(source.path)
     family = family_of_gguf(file.metadata)
-    if family.from_gguf is None:
-        raise ModelError(f"{source.path}: GGUF files of the family {family.name} are not supported")
-    spec = _spec(source, family.from_gguf, {**file.metadata, **_from_tensors(file, family.gguf_names)})
-    adapt = family.gguf_adapt(spec) if family.gguf_adapt is not None else None
-    weights = NamedWeights(file, family.gguf_names, adapt)
+    layout = family.gguf
+    assert layout is not None, "families without a layout are not found by a GGUF file"
+    try:
+        config = {**family.defaults, **layout.defaults, **config_from_gguf(file.metadata, file.tensors)}
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(f"{source.path}: {error}") from error
+    spec = _spec(source, lambda fields: family.from_config({**fields, **layout.derive(fields)}), config)
+    # Files of families that add 1 to norm weights hold the sum.
+    spec = replace(spec, norm_offset=0.0)
+    adapt = _undo_pair_order(spec) if layout.pair_order else None
+    weights = NamedWeights(file, {**GGUF_NAMES, **layout.names}, adapt)
     return OpenedModel(source, _with_tying(spec, weights), weights)
+
+
+def _undo_pair_order(spec: ModelSpec) -> Callable[[str, StoredTensor], StoredTensor]:
+    """Query and key rows that are stored pair by pair, `(0, d/2, 1, d/2 + 1, …)`, back to halves."""
+
+    def adapt(name: str, tensor: StoredTensor) -> StoredTensor:
+        if not name.endswith((".attn_q.weight", ".attn_k.weight", ".attn_q.bias", ".attn_k.bias")):
+            return tensor
+        head_dim = spec.layers[0].attention.head_dim
+        order = np.arange(tensor.shape[0]).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+        return PermutedTensor(tensor, order)
+
+    return adapt
 
 
 def _spec(source: ModelSource, make: Callable[[Config], ModelSpec], config: Config) -> ModelSpec:
@@ -122,20 +147,11 @@ def _spec(source: ModelSource, make: Callable[[Config], ModelSpec], config: Conf
         raise ModelError(f"{source.path}: a field of the configuration has a wrong kind of value: {error}") from error
     if spec.max_positions < 2:
         raise ModelError(f"{source.path}: a context of {spec.max_positions} tokens leaves no room for an output")
-    for layer in spec.layers[:1]:
+    for layer in set(spec.layers):
         if layer.attention.num_heads % layer.attention.num_kv_heads:
             heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
             raise ModelError(f"{source.path}: {heads} heads cannot share {kv_heads} key and value heads")
     return spec
-
-
-def _from_tensors(file: Checkpoint, names: Mapping[str, str]) -> dict[str, Any]:
-    """What GGUF keeps in tensors instead of metadata: the vocabulary's size and the rotary factors."""
-    embedding = file.tensors.get(names["embedding.weight"])
-    if embedding is None:
-        raise WeightError(f"{file.path}: tensor {names['embedding.weight']} is missing")
-    factors = file.tensors.get(_ROPE_FACTORS)
-    return {"vocab_size": embedding.shape[0], "rope_factors": None if factors is None else factors.float32().tolist()}
 
 
 def _with_tying(spec: ModelSpec, weights: NamedWeights) -> ModelSpec:

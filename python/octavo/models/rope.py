@@ -1,12 +1,13 @@
 """Rotary frequencies of every scaling scheme, in plain Python: a scheme chooses the frequencies and a magnitude.
 
-Sources: linear (Chen et al., 2023), llama3 (Meta's reference code), YaRN (Peng et al., 2023, equations 17-24).
+Sources: linear (Chen et al., 2023), llama3 (Meta's reference code), YaRN (Peng et al., 2023, equations 17-24), LongRoPE (Ding
+et al., 2024; magnitude as in Microsoft's Phi-3 code).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.errors import ModelError
@@ -28,31 +29,41 @@ def rope_from_config(
         interleaved: see `RopeSpec`.
 
     Raises:
-        ModelError: an unknown `rope_type`, or a missing parameter of a known one.
+        ModelError: an unknown `rope_type`, or a missing or impossible parameter of a known one.
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in _SCHEMES:
         raise ModelError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCHEMES)}")
-    rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor", 1.0)))
-    base = float(parameters.get("rope_theta", theta))
+    rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise ModelError(
+            f"partial_rotary_factor={parameters.get('partial_rotary_factor')!r} rotates {rotary_dim} of {head_dim} elements; "
+            f"it must be an even number from 2 to {head_dim}"
+        )
+    base = float(parameters.get("rope_theta") or theta)
     plain = [base ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2)]
     try:
-        inv_freq, magnitude = _SCHEMES[kind](plain, base, max_positions, parameters)
+        return _SCHEMES[kind](plain, base, max_positions, parameters, interleaved)
     except KeyError as error:
         raise ModelError(f"rope_type {kind!r} needs {error.args[0]!r}") from error
-    return RopeSpec(tuple(inv_freq), magnitude, interleaved)
 
 
-def _default(plain: list[float], _base: float, _max: int, _parameters: Parameters) -> tuple[list[float], float]:
-    return plain, 1.0
+def _default(plain: list[float], _base: float, _max: int, _parameters: Parameters, interleaved: bool) -> RopeSpec:
+    return RopeSpec(tuple(plain), 1.0, interleaved)
 
 
-def _linear(plain: list[float], _base: float, _max: int, parameters: Parameters) -> tuple[list[float], float]:
+def _linear(plain: list[float], _base: float, _max: int, parameters: Parameters, interleaved: bool) -> RopeSpec:
     """Positions are divided by `factor`."""
-    return [f / float(parameters["factor"]) for f in plain], 1.0
+    factor = float(parameters["factor"])
+    return RopeSpec(tuple(f / factor for f in plain), 1.0, interleaved)
 
 
-def _llama3(plain: list[float], _base: float, _max: int, parameters: Parameters) -> tuple[list[float], float]:
+def _factors(plain: list[float], _base: float, _max: int, parameters: Parameters, interleaved: bool) -> RopeSpec:
+    """Each frequency is divided by its own of `factors`: how GGUF files store llama3 scaling."""
+    return RopeSpec(tuple(_divided(plain, parameters, "factors")), 1.0, interleaved)
+
+
+def _llama3(plain: list[float], _base: float, _max: int, parameters: Parameters, interleaved: bool) -> RopeSpec:
     """Long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
     factor, low = float(parameters["factor"]), float(parameters["low_freq_factor"])
     high, original = float(parameters["high_freq_factor"]), float(parameters["original_max_position_embeddings"])
@@ -62,10 +73,10 @@ def _llama3(plain: list[float], _base: float, _max: int, parameters: Parameters)
         keep = min(1.0, max(0.0, (turns - low) / (high - low)))
         return keep * freq + (1 - keep) * freq / factor
 
-    return [scaled(freq) for freq in plain], 1.0
+    return RopeSpec(tuple(scaled(freq) for freq in plain), 1.0, interleaved)
 
 
-def _yarn(plain: list[float], base: float, max_positions: int, parameters: Parameters) -> tuple[list[float], float]:
+def _yarn(plain: list[float], base: float, max_positions: int, parameters: Parameters, interleaved: bool) -> RopeSpec:
     """Interpolates by dimension between `beta_fast` and `beta_slow` turns; scales attention by `0.1 ln(factor) + 1`."""
     factor = float(parameters["factor"])
     original = float(parameters.get("original_max_position_embeddings") or max_positions)
@@ -91,7 +102,40 @@ def _yarn(plain: list[float], base: float, max_positions: int, parameters: Param
     if given is None:
         whole, split = parameters.get("mscale"), parameters.get("mscale_all_dim")
         given = magnitude(factor, whole) / magnitude(factor, split) if whole and split else magnitude(factor, 1.0)
-    return [scaled(i, freq) for i, freq in enumerate(plain)], float(given)
+    return RopeSpec(tuple(scaled(i, freq) for i, freq in enumerate(plain)), float(given), interleaved)
 
 
-_SCHEMES = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _longrope(
+    plain: list[float], _base: float, max_positions: int, parameters: Parameters, interleaved: bool
+) -> RopeSpec:
+    """Frequencies divided by `short_factor`, or by `long_factor` for sequences beyond the original length; one magnitude."""
+    original = int(parameters["original_max_position_embeddings"])
+    factor = float(parameters.get("factor") or max_positions / original)
+    given = parameters.get("attention_factor")
+    if given is None:
+        given = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeSpec(
+        tuple(_divided(plain, parameters, "short_factor")),
+        float(given),
+        interleaved,
+        long_inv_freq=tuple(_divided(plain, parameters, "long_factor")),
+        long_above=original,
+    )
+
+
+def _divided(plain: list[float], parameters: Parameters, name: str) -> list[float]:
+    factors = [float(factor) for factor in parameters[name]]
+    if len(factors) != len(plain):
+        raise ModelError(f"{name} has {len(factors)} entries, the rotation has {len(plain)} frequencies")
+    return [frequency / factor for frequency, factor in zip(plain, factors, strict=True)]
+
+
+_SCHEMES: dict[str, Callable[[list[float], float, int, Parameters, bool], RopeSpec]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+    "factors": _factors,
+}

@@ -21,6 +21,9 @@ class RopeSpec:
     """Factor of the cosines and sines (YaRN's and LongRoPE's attention factor)."""
     interleaved: bool = False
     """Pairs are `(2i, 2i + 1)` instead of `(i, i + rotary_dim / 2)`."""
+    long_inv_freq: tuple[float, ...] | None = None
+    """LongRoPE: the frequencies of a sequence that may grow beyond `long_above` tokens, from its first token on."""
+    long_above: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,8 @@ class AttentionSpec:
     """Factor of the scores, usually `head_dim ** -0.5`."""
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
-    """An RMS norm of each query and key head before the rotation."""
+    qk_norm: Literal["head", "all"] | None = None
+    """An RMS norm of queries and keys before the rotation: of each head, or of all heads together."""
     window: int | None = None
     """A token sees this many last positions, its own included."""
     softcap: float | None = None
@@ -61,8 +64,6 @@ class MoeSpec:
     activation: Activation = "silu"
     normalize_weights: bool = True
     """The chosen experts' router probabilities are scaled to sum to 1."""
-    shared_intermediate_size: int = 0
-    """Size of an expert that every token uses; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +104,8 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Layers that own a KV cache."""
         return len(self.layers)
+
+    @property
+    def long_rope_above(self) -> int | None:
+        """Sequences that may grow beyond so many tokens use the long frequencies; None: there are none."""
+        return self.layers[0].attention.rope.long_above

@@ -30,13 +30,17 @@ class AttentionMetadata:
     """
 
     slot_mapping: Tensor
-    """`[T]` where the token's key and value go, `block_id * B + offset`; for padding a slot of the null block."""
+    """`[G, T]` where the token's key and value go in each cache group, `block_id * B + offset`; for padding a slot of the null
+    block."""
     query_start_loc: Tensor
     """`[R + 1]` first token of each row."""
     seq_lens: Tensor
     """`[R]` tokens of the row after this step, its query included."""
     block_table: Tensor
-    """`[R, max_blocks]` block ids; entries past `ceil(seq_lens / B)` may hold anything that is a valid block id."""
+    """`[G, R, max_blocks]` block ids. Entries past `ceil(seq_lens / B)`, and those that left a group's window, may hold anything
+    that is a valid block id."""
+    group_windows: tuple[int | None, ...]
+    """The window of each cache group; None: its blocks hold the whole sequence."""
     block_size: int
     max_query_len: int
     """An upper bound of the query lengths."""
@@ -53,7 +57,8 @@ class Batch:
     input_ids: Tensor
     """`[T]` token ids."""
     positions: Tensor
-    """`[T]` position of each token in its sequence; 0 for padding."""
+    """`[T]` row of the rotary tables: the token's position in its sequence, beyond the first table's rows for sequences that use
+    the long frequencies; 0 for padding."""
     logits_indices: Tensor
     """`[n]` tokens of the step whose hidden state is wanted, in the order wanted."""
     attention: AttentionMetadata
@@ -63,7 +68,7 @@ class StoredTensor(Protocol):
     """A tensor of a checkpoint, still on disk: a name, a shape, and the bytes in the file's own storage type.
 
     `shape` is torch's order, outermost first; a linear weight is `[out, in]`. `storage` names the storage type in
-    GGUF's words: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`, `Q5_1`, `Q8_0`.
+    GGUF's words: `F32`, `F16`, `BF16`, `Q4_0` … `Q8_0`, `Q2_K` … `Q6_K`.
     """
 
     name: str
@@ -122,8 +127,13 @@ class OpSet(Protocol):
         """The table `[V, D]` for `embed` and, if `tied`, the same table as a weight for `logits`, sharing memory."""
         ...
 
-    def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
-        """Cosines and sines of `position * inv_freq`, times `magnitude`, for positions below `max_positions`."""
+    def expert_weights(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> Weight:
+        """Weights for `moe`: for each expert gate and up, `[F, D]` each, and down, `[D, F]`."""
+        ...
+
+    def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
+        """Cosines and sines of `position * inv_freq`, times `magnitude`, for positions below `max_positions`; the tables of all
+        `variants` of `inv_freq` one below the other."""
         ...
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
@@ -136,8 +146,9 @@ class OpSet(Protocol):
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def prepare_attention(self, metadata: AttentionMetadata) -> Any:
-        """Work that all layers of a step share. Called once per step; its result is given to `rotate_and_store` and `attention`."""
+    def prepare_attention(self, metadata: AttentionMetadata) -> Sequence[Any]:
+        """Work that the layers of a step share. Called once per step; returns for each cache group what its layers give to
+        `rotate_and_store` and `attention`."""
         ...
 
     def embed(self, ids: Tensor, table: Weight, scale: float) -> Tensor:
@@ -156,6 +167,10 @@ class OpSet(Protocol):
         self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """`s = residual + scale * x`; returns `(rms_norm(s), s)`. May reuse `residual`'s memory for `s`."""
+        ...
+
+    def add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`. May reuse `residual`'s memory."""
         ...
 
     def rotate_and_store(
@@ -179,8 +194,9 @@ class OpSet(Protocol):
             rope: of `rope_table`; rotates the first `2 * len(inv_freq)` elements of a head.
             kv_cache: `[num_blocks, 2, K, B, d]`, modified: **all** rows' tokens are stored when this returns, before
                 any row's attention reads, so that a row may read blocks that another row of the same step fills.
-            step: of `prepare_attention`; its slot mapping says where the tokens go.
-            q_norm: weight `[d]` of an RMS norm of each query head before the rotation, or None.
+            step: of `prepare_attention`, for the layer's cache group; its slot mapping says where the tokens go.
+            q_norm: weight of an RMS norm of the queries before the rotation, `[d]` for one of each head, `[H * d]` for one of all
+                heads together, or None.
             k_norm: the same for keys.
             eps: of these norms.
             interleaved: pair `(2i, 2i + 1)` is rotated; otherwise pair `(i, i + rotary_dim / 2)`.
@@ -198,9 +214,9 @@ class OpSet(Protocol):
         Args:
             q: `[T, H, d]`; query head `h` reads key/value head `h // (H / K)`.
             kv_cache: of `kv_cache`, this step's keys and values included.
-            step: of `prepare_attention`.
+            step: of `prepare_attention`, for the layer's cache group.
             scale: factor of the scores before the soft cap.
-            window: a token sees the last `window` positions, its own included; None: all.
+            window: a token sees the last `window` positions, its own included; None: all. Not larger than the cache group's.
             softcap: scores become `softcap * tanh(score / softcap)` before masking; None: not.
 
         Returns:
@@ -210,6 +226,13 @@ class OpSet(Protocol):
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """`act(x[:, :F]) * x[:, F:]` for `x` of `[T, 2F]`."""
+        ...
+
+    def moe(
+        self, x: Tensor, router: Weight, experts: Weight, *, num_per_token: int, normalize: bool, activation: Activation
+    ) -> Tensor:
+        """`Σ p[e] · down[e](act(gate[e](x)) * up[e](x))` over the `num_per_token` experts of the largest router probabilities `p =
+        softmax(router(x))`; with `normalize` these are scaled to sum to 1. `[T, D]`."""
         ...
 
     def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from torch.nn import functional
 from octavo import _core
 from octavo._core import PackedMatrix
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
+from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
+
+Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _CPU = torch.device("cpu")
 _PACKED = ("Q4_0", "Q4_1", "Q8_0")
@@ -64,6 +66,8 @@ class RowGroup:
     """`[n, Q]` positions of the queries."""
     blocks: Tensor
     """`[n * L / B]` block ids."""
+    first_key: Tensor
+    """`[n]` position of the first key."""
     num_rows: int
     num_positions: int
     masks: dict[int | None, Tensor] = field(default_factory=dict)
@@ -134,9 +138,15 @@ class CpuOps:
             part.release()
         return packed
 
-    def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
-        """`[2, max_positions, 1, rotary_dim]`: cosines, and sines whose first half is negated."""
-        cos, sin = rope_angles(inv_freq, magnitude, max_positions)
+    def expert_weights(
+        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
+    ) -> list[tuple[LinearWeight, LinearWeight]]:
+        """Two weights for each expert."""
+        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
+
+    def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
+        """`[2, max_positions * len(variants), 1, rotary_dim]`: cosines, and sines whose first half is negated."""
+        cos, sin = rope_angles(variants, magnitude, max_positions)
         return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)]).unsqueeze(2)
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
@@ -149,21 +159,19 @@ class CpuOps:
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def prepare_attention(self, metadata: AttentionMetadata) -> AttentionStep:
+    def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """Group the rows so that padding at most doubles the queries and quadruples the positions of a row."""
-        serial = self._all_packed and metadata.slot_mapping.shape[0] <= _SERIAL_TOKENS
+        serial = self._all_packed and metadata.slot_mapping.shape[1] <= _SERIAL_TOKENS
         torch.set_num_threads(1 if serial else self._threads)
         starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy().astype(np.int64)
-        query_lens = np.diff(starts)
-        rows = np.flatnonzero(query_lens)
-        # Powers of 2 of the query length, of 4 of the sequence length.
-        keys = np.ceil(np.log2(query_lens[rows])) * 64 + np.ceil(np.log2(seq_lens[rows]) / 2)
-        slots = metadata.slot_mapping.long()
-        return AttentionStep(
-            groups=[_row_group(metadata, rows[keys == key], starts, seq_lens) for key in np.unique(keys)],
-            block=slots // metadata.block_size,
-            offset=slots % metadata.block_size,
-        )
+        rows = np.flatnonzero(np.diff(starts))
+        steps = []
+        for slots, table, window in zip(
+            metadata.slot_mapping.long(), metadata.block_table, metadata.group_windows, strict=True
+        ):
+            groups = _row_groups(metadata, table, window, rows, starts, seq_lens)
+            steps.append(AttentionStep(groups, slots // metadata.block_size, slots % metadata.block_size))
+        return steps
 
     def embed(self, ids: Tensor, table: Embedding, scale: float) -> Tensor:
         """`table[ids] * scale`, fp32."""
@@ -202,6 +210,10 @@ class CpuOps:
         _core.add_rms_norm(residual.numpy(), x.contiguous().numpy(), scale, weight.numpy(), eps, out.numpy())
         return out, residual
 
+    def add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`."""
+        return torch.add(residual, x, alpha=scale)
+
     def rotate_and_store(
         self,
         qkv: Tensor,
@@ -222,12 +234,16 @@ class CpuOps:
         turned = heads[:, :-kv_heads]
         if q_norm is not None and k_norm is not None:
             norms = (turned[:, :-kv_heads], q_norm), (turned[:, -kv_heads:], k_norm)
-            turned = torch.cat([self.rms_norm(part, norm, eps) for part, norm in norms], dim=1)
+            turned = torch.cat([self._norm_heads(part, norm, eps) for part, norm in norms], dim=1)
         turned = _rotate(turned, _angles(plan, rope, positions), interleaved)
         pair = torch.stack([turned[:, -kv_heads:], heads[:, -kv_heads:]], dim=1).to(self.cache_dtype)
         # Finite, so that a later owner of the block can multiply what it does not see by 0.
         kv_cache[plan.block, :, :, plan.offset] = pair.nan_to_num_()
         return turned[:, :-kv_heads]
+
+    def _norm_heads(self, heads: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """A norm of each head of `[T, heads, d]`, or of all of a token's together, by the weight's size."""
+        return self.rms_norm(heads.reshape(len(heads), -1, len(norm)), norm, eps).view(heads.shape)
 
     def attention(
         self, q: Tensor, kv_cache: Tensor, step: Any, *, scale: float, window: int | None, softcap: float | None
@@ -248,6 +264,25 @@ class CpuOps:
         act = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
         return act.mul_(up)
 
+    def moe(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        experts: Any,
+        *,
+        num_per_token: int,
+        normalize: bool,
+        activation: Activation,
+    ) -> Tensor:
+        """Expert by expert; see `OpSet`."""
+
+        def run(expert: int, rows: Tensor) -> Tensor:
+            gate_up, down = experts[expert]
+            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
+
+        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
+        return mix_experts(x, chosen, probabilities, run)
+
     def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
         """`x[indices]`, a copy."""
         return x[indices.long()]
@@ -260,25 +295,45 @@ class CpuOps:
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
+def _row_groups(
+    metadata: AttentionMetadata, table: Tensor, window: int | None, rows: Indices, starts: Any, seq_lens: Indices
+) -> list[RowGroup]:
+    """The rows by powers of 2 of their query length and of 4 of the positions they see."""
+    query_lens = np.diff(starts)[rows]
+    first = np.zeros_like(rows)
+    if window is not None:
+        # From the block that holds the first position seen by the row's first query.
+        first = np.maximum(seq_lens[rows] - query_lens - window + 1, 0) // metadata.block_size
+    visible = seq_lens[rows] - first * metadata.block_size
+    keys = np.ceil(np.log2(query_lens)) * 64 + np.ceil(np.log2(visible) / 2)
+    return [
+        _row_group(metadata, table, rows[keys == key], first[keys == key], starts, seq_lens) for key in np.unique(keys)
+    ]
+
+
 def _row_group(
-    metadata: AttentionMetadata, rows: np.ndarray[Any, np.dtype[np.int64]], starts: Any, seq_lens: Any
+    metadata: AttentionMetadata, table: Tensor, rows: Indices, first_column: Indices, starts: Any, seq_lens: Indices
 ) -> RowGroup:
-    """The padded view of some rows."""
+    """The padded view of some rows whose keys begin at `first_column` of the block table."""
     first_token, lengths = starts[rows][:, None], seq_lens[rows]
     query_lens = (starts[rows + 1] - starts[rows])[:, None]
-    width = -(-int(lengths.max()) // metadata.block_size)
+    columns = -(-lengths // metadata.block_size)
     place = np.arange(query_lens.max())
     inside = np.minimum(place, query_lens - 1)
     token = (first_token + inside).reshape(-1)
     real = np.flatnonzero((place < query_lens).reshape(-1))
+    column = first_column[:, None] + np.arange((columns - first_column).max())
     return RowGroup(
         token=torch.from_numpy(token),
         place=torch.from_numpy(real),
         target=torch.from_numpy(token[real]),
         position=torch.from_numpy(lengths[:, None] - query_lens + inside),
-        blocks=metadata.block_table[torch.from_numpy(rows), :width].reshape(-1),
+        blocks=table[
+            torch.from_numpy(rows)[:, None], torch.from_numpy(np.minimum(column, columns[:, None] - 1))
+        ].reshape(-1),
+        first_key=torch.from_numpy(first_column * metadata.block_size),
         num_rows=len(rows),
-        num_positions=width * metadata.block_size,
+        num_positions=column.shape[1] * metadata.block_size,
     )
 
 
@@ -286,7 +341,7 @@ def _mask(group: RowGroup, window: int | None) -> Tensor:
     """The group's mask for `window`, made by the first layer that needs it."""
     if window not in group.masks:
         position = group.position[:, None, :, None]
-        key = torch.arange(group.num_positions)
+        key = (group.first_key[:, None] + torch.arange(group.num_positions))[:, None, None]
         hidden = key > position
         if window is not None:
             hidden |= key <= position - window

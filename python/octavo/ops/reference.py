@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
+from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
 
 ROW_TILE = 16
 KV_TILE = 128
@@ -45,8 +45,12 @@ class AttentionStep:
     tile_place: Tensor
     """`[T]` the place of each token among the `N * ROW_TILE`; 0 for padding tokens."""
     slot_mapping: Tensor
-    seq_lens: Tensor
+    """`[T]` of the cache group, as is"""
     block_table: Tensor
+    """`[R, max_blocks]`."""
+    first: Tensor
+    """`[R]` position of the row's first query."""
+    seq_lens: Tensor
     block_size: int
     max_seq_len: int
 
@@ -76,9 +80,15 @@ class ReferenceOps:
         table = read_matrix([source], self.device, self.dtype)
         return table, LinearWeight(table, None) if tied else None
 
-    def rope_table(self, inv_freq: Sequence[float], magnitude: float, max_positions: int) -> Tensor:
-        """`[max_positions, 2 * len(inv_freq)]` fp32: cosines, then sines."""
-        return torch.cat(rope_angles(inv_freq, magnitude, max_positions), dim=1).to(self.device)
+    def expert_weights(
+        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
+    ) -> list[tuple[LinearWeight, LinearWeight]]:
+        """Two weights for each expert."""
+        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
+
+    def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
+        """`[max_positions * len(variants), 2 * len(inv_freq)]` fp32: cosines, then sines."""
+        return torch.cat(rope_angles(variants, magnitude, max_positions), dim=1).to(self.device)
 
     def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
         """Zeros."""
@@ -90,7 +100,7 @@ class ReferenceOps:
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def prepare_attention(self, metadata: AttentionMetadata) -> AttentionStep:
+    def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """Cut each row's queries into tiles of `ROW_TILE` at positions that are multiples of it."""
         starts, seq_lens = metadata.query_start_loc.long(), metadata.seq_lens.long()
         query_lens = starts.diff()
@@ -104,20 +114,24 @@ class ReferenceOps:
         position = number[:, None] * ROW_TILE + place
         inside = (position - first[tile_row, None]).clamp(min=0)
         token = starts[tile_row, None] + torch.minimum(inside, query_lens[tile_row, None] - 1)
-        tile_place = torch.zeros(metadata.slot_mapping.shape[0], dtype=torch.long, device=self.device)
+        tile_place = torch.zeros(metadata.slot_mapping.shape[1], dtype=torch.long, device=self.device)
         real = (position >= first[tile_row, None]) & (position < seq_lens[tile_row, None])
         tile_place[token[real]] = torch.arange(token.numel(), device=self.device).view_as(token)[real]
-        return AttentionStep(
-            tile_row=tile_row,
-            token=token,
-            position=position,
-            tile_place=tile_place,
-            slot_mapping=metadata.slot_mapping.long(),
-            seq_lens=seq_lens,
-            block_table=metadata.block_table.long(),
-            block_size=metadata.block_size,
-            max_seq_len=metadata.max_seq_len,
-        )
+        return [
+            AttentionStep(
+                tile_row=tile_row,
+                token=token,
+                position=position,
+                tile_place=tile_place,
+                slot_mapping=slot_mapping.long(),
+                block_table=block_table.long(),
+                first=first,
+                seq_lens=seq_lens,
+                block_size=metadata.block_size,
+                max_seq_len=metadata.max_seq_len,
+            )
+            for slot_mapping, block_table in zip(metadata.slot_mapping, metadata.block_table, strict=True)
+        ]
 
     def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:
         """`table[ids] * scale`."""
@@ -145,6 +159,10 @@ class ReferenceOps:
         total = residual + scale * x
         return self.rms_norm(total, weight, eps), total
 
+    def add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`."""
+        return residual + scale * x
+
     def rotate_and_store(
         self,
         qkv: Tensor,
@@ -163,9 +181,9 @@ class ReferenceOps:
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
         if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps)
+            q = self.rms_norm(q.reshape(len(q), -1, len(q_norm)), q_norm, eps).view(q.shape)
         if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps)
+            k = self.rms_norm(k.reshape(len(k), -1, len(k_norm)), k_norm, eps).view(k.shape)
         angles = rope[positions.long(), None]
         plan: AttentionStep = step
         slots = plan.slot_mapping
@@ -189,7 +207,7 @@ class ReferenceOps:
         total = torch.zeros_like(best)
         acc = torch.zeros(tiles, kv_heads, rows, dim, dtype=torch.float64, device=q.device)
         for start in range(0, plan.max_seq_len, KV_TILE):
-            keys, values, key_position = _gather(kv_cache, plan, start)
+            keys, values, key_position = _gather(kv_cache, plan, start, window)
             scores = (queries @ keys.transpose(2, 3)).double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -219,6 +237,25 @@ class ReferenceOps:
         )
         return act.to(self.dtype) * up
 
+    def moe(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        experts: Any,
+        *,
+        num_per_token: int,
+        normalize: bool,
+        activation: Activation,
+    ) -> Tensor:
+        """Expert by expert; see `OpSet`."""
+
+        def run(expert: int, rows: Tensor) -> Tensor:
+            gate_up, down = experts[expert]
+            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
+
+        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
+        return mix_experts(x, chosen, probabilities, run)
+
     def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
         """`x[indices]`."""
         return x[indices.long()]
@@ -244,10 +281,10 @@ def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([pairs, rest], dim=-1)
 
 
-def _gather(kv_cache: Tensor, plan: AttentionStep, start: int) -> tuple[Tensor, Tensor, Tensor]:
+def _gather(kv_cache: Tensor, plan: AttentionStep, start: int, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values `[N, K, KV_TILE, d]` of each tile's row at positions from `start`, and these positions.
 
-    Values past the sequence's end are zeroed: the block may hold what a former owner left, and 0 * NaN is NaN.
+    Values that no query of the row sees are zeroed: the block may hold what another owner left, and 0 * NaN is NaN.
     """
     position = torch.arange(start, start + KV_TILE, device=kv_cache.device)
     column = (position // plan.block_size).clamp(max=plan.block_table.shape[1] - 1)
@@ -255,5 +292,8 @@ def _gather(kv_cache: Tensor, plan: AttentionStep, start: int) -> tuple[Tensor, 
     # [R, KV_TILE, 2, K, d] -> [R, 2, K, KV_TILE, d]
     cached = kv_cache[blocks, :, :, position % plan.block_size].permute(0, 2, 3, 1, 4)
     keys, values = cached[:, 0], cached[:, 1]
-    values = torch.where((position < plan.seq_lens[:, None])[:, None, :, None], values, 0.0)
+    seen = position < plan.seq_lens[:, None]
+    if window is not None:
+        seen &= position > plan.first[:, None] - window
+    values = torch.where(seen[:, None, :, None], values, 0.0)
     return keys[plan.tile_row], values[plan.tile_row], position

@@ -48,14 +48,28 @@ class SlotState:
     """Tokens, block tables and sampling parameters of every slot, on the device. Only the runner writes it."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        group_windows: tuple[int | None, ...] = (None,),
+        long_rope_above: int | None = None,
+        rope_rows: int = 0,
     ) -> None:
         self.block_size = block_size
         self.device = device
+        self.group_windows = group_windows
+        self.long_rope_above = long_rope_above
+        # Sequences that use the long frequencies read the rotary tables' second half.
+        self._rope_rows = rope_rows
+        self.rope_offset = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         blocks = -(-max_model_len // block_size)
         # One column more than the longest sequence: the token sampled at the very end has a place.
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
-        self.block_table = torch.zeros(max_num_seqs, blocks, dtype=torch.int32, device=device)
+        self.block_table = torch.zeros(len(group_windows), max_num_seqs, blocks, dtype=torch.int32, device=device)
         self.num_computed_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.params = SlotParams(max_num_seqs, vocab_size, device)
         self.prompt_len = [0] * max_num_seqs
@@ -67,11 +81,14 @@ class SlotState:
         for entry in plan.slot_inits():
             self.token_ids[entry.slot, : len(entry.tokens)] = self._upload(entry.tokens)
             self.prompt_len[entry.slot] = entry.integer("num_prompt_tokens")
+            if self.long_rope_above is not None:
+                longest = entry.integer("num_prompt_tokens") + entry.integer("max_tokens")
+                self.rope_offset[entry.slot] = self._rope_rows if longest > self.long_rope_above else 0
             self.params.set(entry)
         writes = plan.block_writes
         if len(writes):
             moved = self._upload(writes).long()
-            self.block_table[moved[:, 1], moved[:, 2]] = moved[:, 3].int()
+            self.block_table[moved[:, 0], moved[:, 1], moved[:, 2]] = moved[:, 3].int()
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """Derives the step's tensors; no loop over rows or tokens."""
@@ -89,8 +106,11 @@ class SlotState:
         positions = torch.arange(tokens, device=self.device) + (computed - starts)[row_of_token]
         token_slots = slots[row_of_token]
         input_ids = self.token_ids[token_slots, positions]
-        blocks = self.block_table[token_slots, positions // self.block_size]
-        slot_mapping = blocks.long() * self.block_size + positions % self.block_size
+        blocks, offsets = self.block_table[:, token_slots, positions // self.block_size], positions % self.block_size
+        if self.long_rope_above is not None:
+            # From here on rows of the rotary tables.
+            positions = positions + self.rope_offset[token_slots]
+        slot_mapping = blocks.long() * self.block_size + offsets
         host_sample_rows = ((host_flags & SAMPLE) != 0).nonzero()[0]
         sample_rows = self._upload(host_sample_rows)
         logits_indices = query_start_loc[1:][sample_rows] - 1
@@ -105,7 +125,8 @@ class SlotState:
             slot_mapping=slot_mapping,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_table=self.block_table[slots, :columns],
+            block_table=self.block_table[:, slots, :columns],
+            group_windows=self.group_windows,
             block_size=self.block_size,
             max_query_len=plan.header("max_query_len"),
             max_seq_len=max_seq_len,

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+def pytest_generate_tests(metafunc):
+    """A family's test class runs with each of its variants."""
+    if "variant" in metafunc.fixturenames and metafunc.cls is not None:
+        metafunc.parametrize("variant", metafunc.cls.variants, scope="class")
 
 
 @pytest.fixture(autouse=True, scope="module")

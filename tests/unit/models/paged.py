@@ -13,41 +13,66 @@ from octavo.ops.base import AttentionMetadata, Batch
 
 @dataclass
 class Sequence:
-    blocks: list[int] = field(default_factory=list)
+    tables: list[dict[int, int]]
+    """Of each cache group the block of each column that is still held."""
     length: int = 0
+    shared: set[int] = field(default_factory=set)
+    """Blocks that another sequence holds too."""
 
 
 class PagedModel:
-    """Runs steps of a decoder over a cache whose blocks are handed out in a scrambled order."""
+    """Runs steps of a decoder over a cache whose blocks are handed out in a scrambled order.
+
+    Blocks that left the window of their group are filled with another content and handed out again.
+    """
 
     def __init__(self, decoder: Decoder, num_blocks: int = 512, block_size: int = 16, seed: int = 0):
         self.decoder = decoder
         self.block_size = block_size
         self.cache = decoder.allocate_kv_cache(num_blocks, block_size)
+        self.windows = tuple(group.window for group in decoder.cache_groups)
         self.free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self.free)
 
     def sequence(self, shared: Sequence | None = None, shared_blocks: int = 0) -> Sequence:
         """A new sequence, optionally on top of another one's first blocks."""
-        blocks = shared.blocks[:shared_blocks] if shared else []
-        return Sequence(list(blocks), len(blocks) * self.block_size)
+        if shared is None:
+            return Sequence([{} for _ in self.windows])
+        tables = [{c: b for c, b in table.items() if c < shared_blocks} for table in shared.tables]
+        used = {block for table in tables for block in table.values()}
+        shared.shared |= used
+        return Sequence(tables, shared_blocks * self.block_size, used)
 
     def reserve(self, sequence: Sequence, num_blocks: int) -> None:
-        while len(sequence.blocks) < num_blocks:
-            sequence.blocks.append(self.free.pop())
+        for table in sequence.tables:
+            for column in range(max(table, default=-1) + 1, num_blocks):
+                table[column] = self.free.pop()
+
+    def leave_window(self, sequence: Sequence) -> None:
+        """Gives back what the next token cannot see."""
+        for window, table in zip(self.windows, sequence.tables, strict=True):
+            seen = 0 if window is None else max(0, sequence.length - window + 1) // self.block_size
+            for column in [column for column in table if column < seen]:
+                block = table.pop(column)
+                if block not in sequence.shared:
+                    self.free.insert(0, block)
+                    for layer in self.cache:
+                        layer[block] = 9.0
 
     def batch(self, rows: list[tuple[Sequence, list[int]]], *, padding: int = 0, all_logits: bool = False) -> Batch:
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = [[] for _ in self.windows]
         starts, last = [0], []
         for sequence, tokens in rows:
+            self.leave_window(sequence)
             for token in tokens:
                 column, offset = divmod(sequence.length, self.block_size)
                 self.reserve(sequence, column + 1)
                 ids.append(token)
                 positions.append(sequence.length)
-                slots.append(sequence.blocks[column] * self.block_size + offset)
+                for group, table in zip(slots, sequence.tables, strict=True):
+                    group.append(table[column] * self.block_size + offset)
                 sequence.length += 1
             starts.append(len(ids))
             last.append(len(ids) - 1)
@@ -55,17 +80,21 @@ class PagedModel:
         decode_rows = 0
         while decode_rows < len(rows) and len(rows[decode_rows][1]) == 1:
             decode_rows += 1
-        width = max(len(sequence.blocks) for sequence, _ in rows)
         lengths = [sequence.length for sequence, _ in rows]
+        width = -(-max(lengths) // self.block_size)
         total = len(ids)
-        table = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence, _ in rows]
+        tables = [
+            [[sequence.tables[group].get(column, 0) for column in range(width)] for sequence, _ in rows]
+            for group in range(len(self.windows))
+        ]
         for _ in range(padding):
             ids.append(0)
             positions.append(0)
-            slots.append(0)
             starts.append(total)
             lengths.append(0)
-            table.append([0] * width)
+            for group, table in zip(slots, tables, strict=True):
+                group.append(0)
+                table.append([0] * width)
         return Batch(
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
@@ -74,7 +103,8 @@ class PagedModel:
                 slot_mapping=torch.tensor(slots),
                 query_start_loc=torch.tensor(starts, dtype=torch.int32),
                 seq_lens=torch.tensor(lengths, dtype=torch.int32),
-                block_table=torch.tensor(table, dtype=torch.int32),
+                block_table=torch.tensor(tables, dtype=torch.int32),
+                group_windows=self.windows,
                 block_size=self.block_size,
                 max_query_len=max(len(tokens) for _, tokens in rows),
                 max_seq_len=max(lengths),

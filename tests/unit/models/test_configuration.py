@@ -9,7 +9,6 @@ import pytest
 
 from octavo.models.catalog import ModelNotFoundError, ModelSource, resolve_model
 from octavo.models.loader import open_model
-from octavo.models.spec import LayerSpec, MoeSpec
 
 
 @pytest.fixture
@@ -44,19 +43,6 @@ def test_end_tokens_of_both_configuration_files_count(edit):
     source = edit(eos_token_id=7)
     (source.path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert open_model(source).spec.eos_token_ids == (7, 9)
-
-
-def test_layers_that_no_block_implements_are_refused(edit):
-    from dataclasses import replace
-
-    from octavo.models.decoder import Decoder
-    from octavo.ops.reference import ReferenceOps
-
-    opened = open_model(edit())
-    layer = opened.spec.layers[0]
-    for other in (LayerSpec(layer.attention, MoeSpec(8, 2, 64)), replace(layer, post_norm=True)):
-        with pytest.raises(ValueError, match=r"layers\.0: .* not supported"):
-            Decoder(replace(opened.spec, layers=(other,)), ReferenceOps(), opened.weights)
 
 
 def test_the_built_in_model_is_described_by_its_file(smollm2):
@@ -104,6 +90,8 @@ from octavo.models.decoder import Decoder
 from octavo.models.spec import *
 class Anything:
     shape = (1,)
+    def __getitem__(self, index):
+        return self
     def __getattr__(self, name):
         return lambda *args, **kwargs: (self, self) if name in ("add_rms_norm", "embedding_weight") else self
 calls = Anything()

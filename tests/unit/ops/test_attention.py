@@ -27,10 +27,15 @@ class Step:
         counts = [-(-(old + new) // BLOCK) for old, new in rows]
         ids = torch.randperm(sum(counts), generator=generator) + 1
         self.blocks = list(ids.split(counts))
-        self.cache = ops.kv_cache(sum(counts) + 1, KV_HEADS, BLOCK, DIM)
+        self.strange = sum(counts) + 1
+        self.cache = ops.kv_cache(self.strange + 1, KV_HEADS, BLOCK, DIM)
+        self.cache[self.strange] = 7.0 if ops.name == "cpu" else torch.nan
 
-    def run(self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False) -> torch.Tensor:
-        rope = self.ops.rope_table(inv_freq, 1.5, 512)
+    def run(
+        self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False, grouped=False
+    ) -> torch.Tensor:
+        """With `grouped` in the second of two cache groups, whose blocks before the window belong to somebody else."""
+        rope = self.ops.rope_table([inv_freq], 1.5, 512)
         for first in (True, False):
             spans = [(0, old) if first else (old, old + new) for old, new in self.rows]
             spans, blocks, qkv = zip(
@@ -45,18 +50,25 @@ class Step:
                 ]
             )
             lengths = [stop - start for start, stop in spans]
-            step = self.ops.prepare_attention(
+            table = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True).int()
+            tables = [table, table.clone()] if grouped else [table]
+            if grouped:
+                for row, (start, _) in zip(tables[1], spans, strict=True):
+                    row[: max(0, start - window + 1) // BLOCK] = self.strange
+            steps = self.ops.prepare_attention(
                 AttentionMetadata(
-                    slot_mapping=slots,
+                    slot_mapping=torch.stack([torch.zeros_like(slots), slots][-len(tables) :]),
                     query_start_loc=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
                     seq_lens=torch.tensor([stop for _, stop in spans], dtype=torch.int32),
-                    block_table=torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True).int(),
+                    block_table=torch.stack(tables),
+                    group_windows=(None, window)[: len(tables)],
                     block_size=BLOCK,
                     max_query_len=max(lengths),
                     max_seq_len=max(stop for _, stop in spans),
                     num_decode_rows=0,
                 )
             )
+            step = steps[-1]
             q = self.ops.rotate_and_store(
                 torch.cat(qkv),
                 positions,
@@ -71,20 +83,22 @@ class Step:
         return self.ops.attention(q, self.cache, step, scale=0.3, window=window, softcap=softcap)
 
     def naive(
-        self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False
+        self, inv_freq=INV_FREQ, window=None, softcap=None, norms=(None, None), interleaved=False, grouped=False
     ) -> torch.Tensor:
         out = []
         for (old, new), qkv in zip(self.rows, self.qkv, strict=True):
-            heads = qkv.double().view(old + new, -1, DIM)
+            heads = qkv.double().view(old + new, -1, DIM).clone()
+            heads[:, :HEADS] = naive_norm(heads[:, :HEADS], norms[0])
+            heads[:, HEADS:-KV_HEADS] = naive_norm(heads[:, HEADS:-KV_HEADS], norms[1])
             for token in range(old, old + new):
                 for head in range(HEADS):
                     kv = HEADS + head // (HEADS // KV_HEADS)
-                    query = naive_rotate(naive_norm(heads[token, head], norms[0]), token, inv_freq, interleaved)
+                    query = naive_rotate(heads[token, head], token, inv_freq, interleaved)
                     scores = {}
                     for other in range(token + 1):
                         if window is not None and token - other >= window:
                             continue
-                        key = naive_rotate(naive_norm(heads[other, kv], norms[1]), other, inv_freq, interleaved)
+                        key = naive_rotate(heads[other, kv], other, inv_freq, interleaved)
                         score = 0.3 * float(query @ key)
                         scores[other] = softcap * math.tanh(score / softcap) if softcap else score
                     top = max(scores.values())
@@ -94,8 +108,12 @@ class Step:
         return torch.stack(out).view(-1, HEADS * DIM).float()
 
 
-def naive_norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    return x if weight is None else x / (x.square().mean() + EPS).sqrt() * weight.double()
+def naive_norm(heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Of each head `[T, heads, d]`, or of all heads of a token, by the weight's length."""
+    if weight is None:
+        return heads
+    rows = [row / (row.square().mean() + EPS).sqrt() * weight.double() for row in heads.reshape(-1, len(weight))]
+    return torch.stack(rows).view(heads.shape)
 
 
 def naive_rotate(x: torch.Tensor, position: int, inv_freq: list[float], interleaved: bool) -> torch.Tensor:
@@ -128,8 +146,11 @@ MIXED = [(30, 1), (9, 1), (0, 1), (17, 4), (0, 21), (140, 2)]
         {"inv_freq": INV_FREQ[:3]},
         {"inv_freq": INV_FREQ[:3], "interleaved": True},
         {"norms": (torch.linspace(0.5, 2.0, DIM), torch.linspace(2.0, 0.5, DIM))},
+        {"norms": (torch.linspace(0.5, 2.0, HEADS * DIM), torch.linspace(2.0, 0.5, KV_HEADS * DIM))},
+        {"window": 5, "grouped": True},
+        {"window": 33, "grouped": True, "softcap": 2.0},
     ],
-    ids=lambda options: "+".join(options) or "plain",
+    ids=lambda options: "+".join(f"{k}{v}" if isinstance(v, int) else k for k, v in options.items()) or "plain",
 )
 def test_a_mixed_step_equals_the_naive_loop(ops, options):
     step = Step(ops, MIXED)
@@ -143,12 +164,13 @@ def test_many_rows_of_one_token_equal_the_naive_loop(ops):
 
 def test_padding_rows_and_tokens_write_to_the_null_block_only(ops):
     cache = ops.kv_cache(3, KV_HEADS, BLOCK, DIM)
-    step = ops.prepare_attention(
+    (step,) = ops.prepare_attention(
         AttentionMetadata(
-            slot_mapping=torch.tensor([BLOCK, 0, 1]),
+            slot_mapping=torch.tensor([[BLOCK, 0, 1]]),
             query_start_loc=torch.tensor([0, 1, 1], dtype=torch.int32),
             seq_lens=torch.tensor([1, 0], dtype=torch.int32),
-            block_table=torch.tensor([[1], [0]], dtype=torch.int32),
+            block_table=torch.tensor([[[1], [0]]], dtype=torch.int32),
+            group_windows=(None,),
             block_size=BLOCK,
             max_query_len=1,
             max_seq_len=1,
@@ -159,7 +181,7 @@ def test_padding_rows_and_tokens_write_to_the_null_block_only(ops):
     q = ops.rotate_and_store(
         qkv,
         torch.zeros(3, dtype=torch.long),
-        ops.rope_table(INV_FREQ, 1.0, 8),
+        ops.rope_table([INV_FREQ], 1.0, 8),
         cache,
         step,
         q_norm=None,

@@ -20,20 +20,23 @@ class Attention:
         self._eps = model.norm_eps
         self._rope = rope
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        sizes = (("attn_q", q_size), ("attn_k", kv_size), ("attn_v", kv_size))
+        sizes = {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
         self._qkv = ops.linear_weight(
-            [weights.tensor(f"{prefix}.{name}.weight", (size, model.hidden_size)) for name, size in sizes],
-            [weights.tensor(f"{prefix}.{name}.bias", (size,)) for name, size in sizes] if spec.qkv_bias else (),
+            weights.parts(prefix, "attn_qkv", sizes, model.hidden_size),
+            [weights.tensor(f"{prefix}.{name}.bias", (size,)) for name, size in sizes.items()] if spec.qkv_bias else (),
         )
         self._output = ops.linear_weight(
             [weights.tensor(f"{prefix}.attn_output.weight", (model.hidden_size, q_size))],
             [weights.tensor(f"{prefix}.attn_output.bias", (model.hidden_size,))] if spec.output_bias else (),
         )
         self._q_norm = self._k_norm = None
-        if spec.qk_norm:
+        if spec.qk_norm is not None:
             self._q_norm, self._k_norm = (
-                ops.vector(weights.tensor(f"{prefix}.{name}.weight", (spec.head_dim,)), model.norm_offset)
-                for name in ("attn_q_norm", "attn_k_norm")
+                ops.vector(weights.tensor(f"{prefix}.{name}.weight", (size,)), model.norm_offset)
+                for name, size in (
+                    ("attn_q_norm", spec.head_dim if spec.qk_norm == "head" else q_size),
+                    ("attn_k_norm", spec.head_dim if spec.qk_norm == "head" else kv_size),
+                )
             )
 
     def forward(self, x: Tensor, batch: Batch, kv_cache: Tensor, step: Any) -> Tensor:

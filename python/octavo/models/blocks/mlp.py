@@ -13,10 +13,11 @@ class Mlp:
     def __init__(self, spec: MlpSpec, model: ModelSpec, ops: OpSet, weights: WeightSource, prefix: str):
         self._ops = ops
         self._activation = spec.activation
-        names, size, hidden = ("mlp_gate", "mlp_up"), spec.intermediate_size, model.hidden_size
+        size, hidden = spec.intermediate_size, model.hidden_size
+        sizes = {"mlp_gate": size, "mlp_up": size}
         self._gate_up = ops.linear_weight(
-            [weights.tensor(f"{prefix}.{name}.weight", (size, hidden)) for name in names],
-            [weights.tensor(f"{prefix}.{name}.bias", (size,)) for name in names] if spec.bias else (),
+            weights.parts(prefix, "mlp_gate_up", sizes, hidden),
+            [weights.tensor(f"{prefix}.{name}.bias", (size,)) for name in sizes] if spec.bias else (),
         )
         self._down = ops.linear_weight(
             [weights.tensor(f"{prefix}.mlp_down.weight", (hidden, size))],

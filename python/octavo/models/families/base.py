@@ -1,14 +1,18 @@
-"""What a family's file provides, and small readers of `config.json` that name the field in their errors."""
+"""What a family's file provides, and what it is built from: readers of configuration fields, parts of specs, tensor names.
+
+A family is described once, in the fields of its `config.json`; `models/gguf_config.py` turns GGUF metadata into the same
+fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from octavo.errors import ModelError
-from octavo.models.spec import ModelSpec
-from octavo.ops.base import StoredTensor
+from octavo.models.rope import rope_from_config
+from octavo.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RopeSpec
 
 Config = Mapping[str, Any]
 # Bounds of what a configuration may say: a damaged file must not make tables of any size before its tensors are looked at.
@@ -18,39 +22,220 @@ MAX_WIDTH: Final = 1 << 20
 MAX_LAYERS: Final = 1 << 12
 MAX_HEADS: Final = 1 << 12
 MAX_HEAD_DIM: Final = 1 << 12
-Adapt = Callable[[ModelSpec], Callable[[str, StoredTensor], StoredTensor]]
+MAX_EXPERTS: Final = 1 << 12
+_ACTIVATIONS: Final[dict[str, Activation]] = {
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufLayout:
+    """How a family's GGUF files differ from its safetensors."""
+
+    architectures: tuple[str, ...]
+    """Values of `general.architecture`."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names that differ from `GGUF_NAMES`."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `config.json` that the metadata leave out."""
+    derive: Callable[[Config], Mapping[str, Any]] = lambda config: {}
+    """Further fields that follow from those read."""
+    pair_order: bool = False
+    """Query and key rows are stored pair by pair, `(0, d/2, 1, d/2 + 1, …)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture's checkpoints become a `ModelSpec` and the decoder's tensor names.
-
-    The name maps go from the decoder's names to the file's, `{}` being the layer number.
-    """
+    """How an architecture's checkpoints become a `ModelSpec` and the decoder's tensor names."""
 
     name: str
+    architectures: tuple[str, ...]
+    """Names in `architectures` of a `config.json`."""
     from_config: Callable[[Config], ModelSpec]
-    config_names: Mapping[str, str]
-    from_gguf: Callable[[Config], ModelSpec] | None = None
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
-    gguf_adapt: Adapt | None = None
-    """Undoes row orders of the GGUF file."""
+    names: Mapping[str, str]
+    """From the decoder's names to the file's, `{}` being a layer's or an expert's number."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that a `config.json` may leave out."""
+    gguf: GgufLayout | None = None
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of tensor names to replace, where a checkpoint wraps the decoder."""
+    ignored: tuple[str, ...] = ()
+    """Beginnings of names of tensors that belong to other parts of the checkpoint, such as a vision tower."""
 
 
-def need(config: Config, key: str) -> Any:
-    """`config[key]`, or a `ValueError` that names the missing field."""
-    value = config.get(key)
-    if value is None:
-        raise ModelError(f"the model's configuration lacks {key!r}")
-    return value
+# -- tensor names ------------------------------------------------------------------------------------------------------
 
 
-def integer(config: Config, key: str, high: int, default: Any = None) -> int:
-    """`config[key]` as an integer from 1 to `high`; with a default (not `None`) the field may be missing or null."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        return int(need(config, key))
+def names(of_layer: Mapping[str, str], of_model: Mapping[str, str], layer_prefix: str) -> dict[str, str]:
+    """A name map, weights and biases, from short names within a layer and of the model."""
+    return dict(of_model) | {
+        f"layers.{{}}.{ours}.{kind}": f"{layer_prefix}.{{}}.{theirs}.{kind}"
+        for ours, theirs in of_layer.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def config_names(**of_layer: str) -> dict[str, str]:
+    """The names most safetensors use, with `of_layer` instead of or beside them."""
+    usual = {
+        "attn_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "mlp_gate": "mlp.gate_proj",
+        "mlp_up": "mlp.up_proj",
+        "mlp_down": "mlp.down_proj",
+    }
+    of_model = {
+        "embedding.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    }
+    return names(usual | of_layer, of_model, "model.layers")
+
+
+GGUF_NAMES = names(
+    {
+        "attn_norm": "attn_norm",
+        "attn_post_norm": "post_attention_norm",
+        "mlp_norm": "ffn_norm",
+        "mlp_post_norm": "post_ffw_norm",
+        "attn_q": "attn_q",
+        "attn_k": "attn_k",
+        "attn_v": "attn_v",
+        "attn_qkv": "attn_qkv",
+        "attn_output": "attn_output",
+        "attn_q_norm": "attn_q_norm",
+        "attn_k_norm": "attn_k_norm",
+        "mlp_gate": "ffn_gate",
+        "mlp_up": "ffn_up",
+        "mlp_down": "ffn_down",
+        "router": "ffn_gate_inp",
+        "experts.gate": "ffn_gate_exps",
+        "experts.up": "ffn_up_exps",
+        "experts.down": "ffn_down_exps",
+        "experts.{}.gate": "ffn_gate.{}",
+        "experts.{}.up": "ffn_up.{}",
+        "experts.{}.down": "ffn_down.{}",
+    },
+    {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"},
+    "blk",
+)
+"""The names of GGUF files."""
+
+
+# -- parts of specs ----------------------------------------------------------------------------------------------------
+
+
+def rope_spec(config: Config, layer_type: str | None = None, interleaved: bool = False) -> RopeSpec:
+    """The rotation of `rope_parameters` or `rope_scaling`; of one layer type where these differ by it."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ModelError(f"rope_parameters={_shown(parameters)} must be an object")
+    if layer_type is not None and isinstance(parameters.get(layer_type), Mapping):
+        parameters = parameters[layer_type]
+    outside = {
+        key: config[key]
+        for key in ("partial_rotary_factor", "original_max_position_embeddings")
+        if config.get(key) is not None
+    }
+    length = integer(config, "max_position_embeddings", MAX_POSITIONS)
+    return rope_from_config(
+        outside | dict(parameters), head_dim(config), length, number(config, "rope_theta", 10000.0), interleaved
+    )
+
+
+def head_dim(config: Config) -> int:
+    """`head_dim`, or what the hidden size leaves for each head."""
+    heads = integer(config, "num_attention_heads", MAX_HEADS)
+    return integer(config, "head_dim", MAX_HEAD_DIM, integer(config, "hidden_size", MAX_WIDTH) // heads)
+
+
+def attention_spec(config: Config, **changes: Any) -> AttentionSpec:
+    """Attention as most configurations describe it, with `changes`."""
+    heads, size = integer(config, "num_attention_heads", MAX_HEADS), head_dim(config)
+    fields: dict[str, Any] = {
+        "num_heads": heads,
+        "num_kv_heads": integer(config, "num_key_value_heads", heads, heads),
+        "head_dim": size,
+        "scale": size**-0.5,
+    } | changes
+    if "rope" not in fields:
+        fields["rope"] = rope_spec(config)
+    return AttentionSpec(**fields)
+
+
+def mlp_spec(config: Config, **changes: Any) -> MlpSpec:
+    """The feed-forward block of `intermediate_size`."""
+    size = integer(config, "intermediate_size", MAX_WIDTH)
+    return MlpSpec(**{"intermediate_size": size, "activation": activation(config)} | changes)
+
+
+def moe_spec(config: Config, size: str, **changes: Any) -> MoeSpec:
+    """The experts, whose size is the field `size`."""
+    experts = integer(config, "num_local_experts" if "num_local_experts" in config else "num_experts", MAX_EXPERTS)
+    fields: dict[str, Any] = {
+        "num_experts": experts,
+        "num_experts_per_token": integer(config, "num_experts_per_tok", experts),
+        "expert_intermediate_size": integer(config, size, MAX_WIDTH),
+        "activation": activation(config),
+    }
+    return MoeSpec(**fields | changes)
+
+
+def activation(config: Config) -> Activation:
+    """`hidden_activation` or `hidden_act`."""
+    key = "hidden_activation" if config.get("hidden_activation") else "hidden_act"
+    return _ACTIVATIONS[expect(config, key, *_ACTIVATIONS)]
+
+
+def num_layers(config: Config) -> int:
+    """`num_hidden_layers`."""
+    return integer(config, "num_hidden_layers", MAX_LAYERS)
+
+
+def windows(config: Config, otherwise: Callable[[int], bool]) -> list[int | None]:
+    """The window of each layer: by `layer_types`, or in the layers for which `otherwise(index)` holds."""
+    count, types = num_layers(config), config.get("layer_types")
+    if types is None:
+        types = ["sliding_attention" if otherwise(index) else "full_attention" for index in range(count)]
+    if not isinstance(types, Sequence) or len(types) != count:
+        raise ModelError(f"layer_types={_shown(types)} must have an entry for each of {count} layers")
+    for kind in types:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise ModelError(f"layer_types has {kind!r}; supported: 'full_attention', 'sliding_attention'")
+    if config.get("sliding_window") is None:
+        return [None] * count
+    window = integer(config, "sliding_window", MAX_POSITIONS)
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def model_spec(family: str, config: Config, layers: Sequence[LayerSpec], **changes: Any) -> ModelSpec:
+    """A model of `layers`, the rest as most configurations describe it, with `changes`."""
+    fields: dict[str, Any] = {
+        "vocab_size": integer(config, "vocab_size", MAX_VOCAB),
+        "hidden_size": integer(config, "hidden_size", MAX_WIDTH),
+        "max_positions": integer(config, "max_position_embeddings", MAX_POSITIONS),
+        "norm_eps": number(config, "rms_norm_eps", 1e-6),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "bos_token_id": config.get("bos_token_id"),
+        "eos_token_ids": token_ids(config.get("eos_token_id")),
+    }
+    return ModelSpec(family, layers=tuple(layers), **fields | changes)
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+def integer(config: Config, key: str, high: int, default: int | None = None) -> int:
+    """`config[key]` as an integer from 1 to `high`; with a default the field may be missing or null."""
+    value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise ModelError(f"{key}={_shown(value)} must be an integer from 1 to {high}")
     return value
@@ -58,17 +243,15 @@ def integer(config: Config, key: str, high: int, default: Any = None) -> int:
 
 def number(config: Config, key: str, default: float | None = None) -> float:
     """`config[key]` as a finite number above 0; with a default the field may be missing or null."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        return float(need(config, key))
+    value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise ModelError(f"{key}={_shown(value)} must be a finite number above 0")
     return float(value)
 
 
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
+def optional_number(config: Config, key: str) -> float | None:
+    """`config[key]` as a finite number above 0, or None if it is missing or null."""
+    return None if config.get(key) is None else number(config, key)
 
 
 def expect(config: Config, key: str, *allowed: Any) -> Any:
@@ -88,3 +271,15 @@ def token_ids(value: Any) -> tuple[int, ...]:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < MAX_VOCAB:
             raise ModelError(f"token id {_shown(one)} must be an integer from 0 to {MAX_VOCAB - 1}")
     return ids
+
+
+def _value(config: Config, key: str, default: Any) -> Any:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ModelError(f"the model's configuration lacks {key!r}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

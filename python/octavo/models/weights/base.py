@@ -120,6 +120,34 @@ class PermutedTensor:
         self._source.release()
 
 
+class StackedSlice:
+    """Entry `index` of a stacked `StoredTensor` `[experts, out, in]`, as an `[out, in]` one."""
+
+    def __init__(self, source: StoredTensor, index: int):
+        self.name, self.shape, self.storage = f"{source.name}[{index}]", source.shape[1:], source.storage
+        self._source = source
+        self._index = index
+
+    @property
+    def num_bytes(self) -> int:
+        """Size as stored."""
+        return self._source.num_bytes // self._source.shape[0]
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """A view of the stored bytes of rows `start:stop`, `[stop - start, bytes per row]`."""
+        entry = self._source.rows(self._index, self._index + 1)
+        return entry.reshape(self.shape[0], -1)[start:stop]
+
+    def float32(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows `start:stop` dequantized, a fresh array."""
+        rows = self.rows(start, self.shape[0] if stop is None else stop)
+        return dequantize(rows, self.storage).reshape(len(rows), *self.shape[1:])
+
+    def release(self) -> None:
+        """Drop the pages of the whole stack; a later read of another entry maps its own again."""
+        self._source.release()
+
+
 class Checkpoint(Protocol):
     """A file or folder of tensors under the names it gives them."""
 
@@ -141,15 +169,24 @@ class WeightSource(Protocol):
         """The tensor of that name; `WeightError` if it is missing or its shape is not `shape`."""
         ...
 
+    def parts(self, prefix: str, fused: str, parts: Mapping[str, int], width: int) -> list[StoredTensor]:
+        """Weights `[out_i, width]` that read the same input, in order: one by one, or as the tensor `fused` of some files."""
+        ...
+
+    def experts(self, prefix: str, part: str, count: int, shape: tuple[int, int]) -> list[StoredTensor]:
+        """The weights `part` of all experts, stored one by one or stacked `[count, *shape]`."""
+        ...
+
 
 class NamedWeights:
     """A checkpoint seen through a family's name map.
 
     Args:
         checkpoint: the tensors under the file's names.
-        name_map: from a name of the decoder to the file's, with `{}` for the layer number in both, e.g.
+        name_map: from a name of the decoder to the file's, with `{}` for the numbers of layer and expert in both, e.g.
             `layers.{}.attn_q.weight` → `blk.{}.attn_q.weight`.
         adapt: turns a stored tensor into the decoder's layout (row orders); gets the decoder's name.
+        prefixes: beginnings of the file's names to be replaced before they are looked up.
     """
 
     def __init__(
@@ -157,40 +194,67 @@ class NamedWeights:
         checkpoint: Checkpoint,
         name_map: Mapping[str, str],
         adapt: Callable[[str, StoredTensor], StoredTensor] | None = None,
+        prefixes: Mapping[str, str] | None = None,
     ):
-        self._checkpoint = checkpoint
+        self.path = checkpoint.path
+        self._tensors = {_renamed(name, prefixes or {}): tensor for name, tensor in checkpoint.tensors.items()}
+        if len(self._tensors) != len(checkpoint.tensors):
+            raise WeightError(
+                f"{self.path}: tensors have the same name once their beginnings {list(prefixes or {})} are cut"
+            )
         self._name_map = name_map
         self._adapt = adapt
         self._used: set[str] = set()
 
-    def file_name(self, name: str) -> str:
-        """The checkpoint's name of the decoder's tensor `name`."""
+    def file_name(self, name: str) -> str | None:
+        """The checkpoint's name of the decoder's tensor `name`; None if the family has no such tensor."""
         parts = name.split(".")
-        layer = parts[1] if parts[0] == "layers" else ""
-        key = ".".join(["layers", "{}", *parts[2:]]) if layer else name
-        return self._name_map[key].replace("{}", layer)
+        numbers = [part for part in parts if part.isdigit()]
+        key = ".".join("{}" if part.isdigit() else part for part in parts)
+        pattern = self._name_map.get(key)
+        return None if pattern is None else pattern.format(*numbers)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds the decoder's tensor `name`."""
-        return self.file_name(name) in self._checkpoint.tensors
+        return self.file_name(name) in self._tensors
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """The tensor of that name; `WeightError` if it is missing or its shape is not `shape`."""
         file_name = self.file_name(name)
-        stored = self._checkpoint.tensors.get(file_name)
-        if stored is None:
-            raise WeightError(f"{self._checkpoint.path}: tensor {file_name} ({name}) is missing")
+        stored = None if file_name is None else self._tensors.get(file_name)
+        if file_name is None or stored is None:
+            raise WeightError(f"{self.path}: tensor {file_name} ({name}) is missing")
         if stored.shape != shape:
-            where = getattr(stored, "path", self._checkpoint.path)
+            where = getattr(stored, "path", self.path)
             raise WeightError(f"{where}: tensor {file_name} has shape {list(stored.shape)}, expected {list(shape)}")
         self._used.add(file_name)
         return self._adapt(name, stored) if self._adapt is not None else stored
 
+    def parts(self, prefix: str, fused: str, parts: Mapping[str, int], width: int) -> list[StoredTensor]:
+        """See `WeightSource`."""
+        if self.has(f"{prefix}.{fused}.weight"):
+            return [self.tensor(f"{prefix}.{fused}.weight", (sum(parts.values()), width))]
+        return [self.tensor(f"{prefix}.{name}.weight", (size, width)) for name, size in parts.items()]
+
+    def experts(self, prefix: str, part: str, count: int, shape: tuple[int, int]) -> list[StoredTensor]:
+        """See `WeightSource`."""
+        if self.has(f"{prefix}.experts.{part}.weight"):
+            stack = self.tensor(f"{prefix}.experts.{part}.weight", (count, *shape))
+            return [StackedSlice(stack, index) for index in range(count)]
+        return [self.tensor(f"{prefix}.experts.{index}.{part}.weight", shape) for index in range(count)]
+
     def used_bytes(self) -> int:
         """Bytes, as stored, of the tensors handed out so far."""
-        return sum(self._checkpoint.tensors[name].num_bytes for name in self._used)
+        return sum(self._tensors[name].num_bytes for name in self._used)
 
     def unused(self, ignore: Iterable[str] = ()) -> list[str]:
         """Names of the tensors nobody asked for, sorted, without those that contain a word of `ignore`."""
         words = tuple(ignore)
-        return sorted(n for n in self._checkpoint.tensors if n not in self._used and not any(w in n for w in words))
+        return sorted(n for n in self._tensors if n not in self._used and not any(w in n for w in words))
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name[len(old) :]
+    return name
