@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from octavo._core import EngineCore
 from octavo.config import EngineConfig
 from octavo.errors import ParameterError
 from octavo.models.loader import LoadedModel
@@ -20,53 +22,55 @@ _GPU_STEP_BYTES: Final = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What bounds the blocks of a request beside its length."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
 class CachePlan:
     """Size of the KV cache; the null block is one of `num_blocks` and holds no tokens."""
 
     num_blocks: int
-    block_size: int
     bytes_per_block: int
+    """Of one cache group; every group's blocks have the same."""
     max_model_len: int
+    num_tokens: int
+    """Tokens that fit, of sequences as long as `max_model_len`."""
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all layers."""
         return self.num_blocks * self.bytes_per_block
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that fit."""
-        return (self.num_blocks - 1) * self.block_size
 
-
-def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, max_num_seqs: int) -> CachePlan:
+def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, limits: StepLimits) -> CachePlan:
     """Chooses the number of blocks and the longest request.
 
     Raises:
         ParameterError: the cache cannot hold `max_model_len`; the message gives the longest request that fits and the bytes needed.
     """
+    windows = [group.window for group in model.decoder.cache_groups]
+
+    def blocks_for(num_tokens: int) -> int:
+        return EngineCore.blocks_per_request(
+            num_tokens, config.block_size, windows, limits.max_num_batched_tokens, limits.max_in_flight
+        )
+
     bytes_per_block = model.decoder.kv_cache_bytes(config.block_size)
     model_len = config.max_model_len or model.spec.max_positions
-    per_request = -(-model_len // config.block_size)
-    # More blocks than all slots can fill would never be used by running requests; twice that leaves room for cached prefixes.
-    useful = 2 * max_num_seqs * per_request + 1
-    if config.num_gpu_blocks_override is not None:
-        num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override"
-    elif config.kv_cache_memory_bytes is not None:
-        num_blocks, source = config.kv_cache_memory_bytes // bytes_per_block, "kv_cache_memory_bytes"
-    else:
-        num_blocks = min(useful, available_bytes(config, device) // bytes_per_block)
-        source = "gpu_memory_utilization" if device.type == "cuda" else "kv_cache_memory_bytes"
-    memory = total_bytes(device)
-    if num_blocks * bytes_per_block > memory:
-        limit = memory if source == "kv_cache_memory_bytes" else memory // bytes_per_block
-        raise ParameterError(source, getattr(config, source), f"at most {limit}, what this device's memory holds")
-    fits = max(0, num_blocks - 1) * config.block_size
+    per_request = blocks_for(model_len)
+    num_blocks, source = _num_blocks(config, device, bytes_per_block, limits.max_num_seqs * per_request)
+    fits = bisect.bisect_right(range(model_len + 1), num_blocks - 1, key=blocks_for) - 1
     if fits < 2:
+        least = blocks_for(2) + 1
         raise ParameterError(
             source,
             num_blocks,
-            f"large enough for two blocks of {bytes_per_block:,} bytes ({2 * bytes_per_block:,} bytes)",
+            f"large enough for {least} blocks of {bytes_per_block:,} bytes ({least * bytes_per_block:,} bytes)",
         )
     if fits < model_len:
         if config.max_model_len is not None:
@@ -78,7 +82,25 @@ def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, m
                 f"(or set kv_cache_memory_bytes to {needed} or more)",
             )
         model_len = fits
-    return CachePlan(int(num_blocks), config.block_size, bytes_per_block, int(model_len))
+    num_tokens = (num_blocks - 1) * model_len // blocks_for(model_len)
+    return CachePlan(num_blocks, bytes_per_block, model_len, num_tokens)
+
+
+def _num_blocks(config: EngineConfig, device: torch.device, bytes_per_block: int, most: int) -> tuple[int, str]:
+    """Blocks of the pool, and the parameter that says so; `most` are all that running requests can use."""
+    if config.num_gpu_blocks_override is not None:
+        num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+    elif config.kv_cache_memory_bytes is not None:
+        num_blocks, source = config.kv_cache_memory_bytes // bytes_per_block, "kv_cache_memory_bytes"
+    else:
+        # Twice what running requests can use leaves room for cached prefixes; more would never be used.
+        num_blocks = min(2 * most + 1, available_bytes(config, device) // bytes_per_block)
+        source = "gpu_memory_utilization" if device.type == "cuda" else "kv_cache_memory_bytes"
+    memory = total_bytes(device)
+    if num_blocks * bytes_per_block > memory:
+        limit = memory if source == "kv_cache_memory_bytes" else memory // bytes_per_block
+        raise ParameterError(source, getattr(config, source), f"at most {limit}, what this device's memory holds")
+    return num_blocks, source
 
 
 def available_bytes(config: EngineConfig, device: torch.device, reserved: int = 0) -> int:

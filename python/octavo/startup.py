@@ -13,7 +13,7 @@ from octavo._core import ChatTemplate, EngineCore, Tokenizer
 from octavo.config import EngineConfig
 from octavo.defaults import SamplingDefaults, load_sampling_defaults
 from octavo.errors import ParameterError
-from octavo.memory import CachePlan, plan_cache
+from octavo.memory import CachePlan, StepLimits, plan_cache
 from octavo.models.catalog import resolve_model
 from octavo.models.loader import LoadedModel, OpenedModel, open_model
 from octavo.ops.base import OpSet
@@ -73,9 +73,10 @@ def start(config: EngineConfig) -> Started:
             "max_model_len", config.max_model_len, f"at most {opened.spec.max_positions}, the model's own limit"
         )
     model = opened.load(ops, config.max_model_len)
-    cache = plan_cache(config, model, ops.device, max_num_seqs)
-    spec = opened.spec
     max_in_flight = config.max_in_flight or (2 if on_gpu else 1)
+    cache = plan_cache(config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight))
+    spec = opened.spec
+    group_windows = tuple(group.window for group in model.decoder.cache_groups)
     core = EngineCore(
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
@@ -86,7 +87,7 @@ def start(config: EngineConfig) -> Started:
         vocab_size=spec.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         host_state=not on_gpu,
-        group_windows=[None],
+        group_windows=group_windows,
         bytes_per_block=cache.bytes_per_block,
         max_logprobs=config.max_logprobs,
         tokenizer=tokenizer,
@@ -97,7 +98,7 @@ def start(config: EngineConfig) -> Started:
         config.block_size,
         spec.vocab_size,
         ops.device,
-        group_windows=tuple(group.window for group in model.decoder.cache_groups),
+        group_windows=group_windows,
         long_rope_above=model.decoder.long_rope_above,
         rope_rows=model.decoder.max_positions,
     )
