@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,18 +26,31 @@ def hub() -> Iterator[FakeHub]:
         yield found
 
 
+_FETCH = """
+import json, sys
+from octavo.errors import ModelError
+from octavo.models.catalog import resolve_model
+for model in sys.argv[1:]:
+    try:
+        print(json.dumps({"path": str(resolve_model(model).path)}))
+    except ModelError as error:
+        print(json.dumps({"error": str(error)}))
+"""
+
+
 class Client:
-    """Runs `octavo` with a hub and a cache of its own."""
+    """A user of a hub, with a cache of its own. What is asked for together, is asked for by one process."""
 
     def __init__(self, hub: FakeHub, home: Path) -> None:
         self.hub = hub
         self.home = home
 
-    def octavo(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         settings = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
         return subprocess.run(
-            [sys.executable, "-m", "octavo", *arguments],
+            [sys.executable, *arguments],
             env={**kept, **settings, **environment},
             capture_output=True,
             text=True,
@@ -45,19 +58,34 @@ class Client:
             check=False,
         )
 
-    def fetch(self, model: str, **environment: str) -> Path:
-        """The path that `octavo models fetch` prints."""
-        result = self.octavo("models", "fetch", model, **environment)
+    def results(self, models: Sequence[str], **environment: str) -> tuple[list[dict[str, str]], str]:
+        """The path or error of each model, and what stood on standard error."""
+        result = self.run("-c", _FETCH, *models, **environment)
         assert result.returncode == 0, result.stderr
-        return Path(result.stdout.strip())
+        return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
+
+    def fetch_all(self, *models: str, **environment: str) -> list[Path]:
+        """Where each model is."""
+        found, said = self.results(models, **environment)
+        assert all("path" in one for one in found), (found, said)
+        return [Path(one["path"]) for one in found]
+
+    def fetch(self, model: str, **environment: str) -> Path:
+        """Where the model is."""
+        return self.fetch_all(model, **environment)[0]
+
+    def refusals(self, *models: str, **environment: str) -> list[str]:
+        """The one-line error of each model, and its name."""
+        found, _ = self.results(models, **environment)
+        errors = [one["error"] for one in found]
+        for model, error in zip(models, errors, strict=True):
+            assert error.startswith(f"model={model!r}: ")
+            assert "\n" not in error
+        return errors
 
     def refusal(self, model: str, **environment: str) -> str:
-        """The one-line error of `octavo models fetch`."""
-        result = self.octavo("models", "fetch", model, **environment)
-        assert result.returncode == 2, (result.stdout, result.stderr)
-        last = result.stderr.strip().splitlines()[-1]
-        assert last.startswith(f"octavo: model='{model}': ")
-        return last
+        """The one-line error of a model."""
+        return self.refusals(model, **environment)[0]
 
     def partial_files(self) -> list[Path]:
         """Files of downloads that did not end."""
@@ -126,31 +154,48 @@ def test_only_the_files_that_the_index_names_are_fetched(hub: FakeHub, client: C
     assert hub.fetched() == sorted(wanted)
 
 
+def test_the_command_prints_where_the_model_is_and_refuses_in_one_line(hub: FakeHub, client: Client) -> None:
+    hub.repositories["org/name"] = Repository({"main": SINGLE})
+    result = client.run("-m", "octavo", "models", "fetch", "org/name")
+    assert result.returncode == 0
+    assert (Path(result.stdout.strip()) / "model.safetensors").is_file()
+    assert result.stderr.startswith("Downloading 3 files of org/name, ")  # no bars where there is no terminal
+    assert result.stderr.count("\n") == 1
+    result = client.run("-m", "octavo", "models", "fetch", "org/other")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("octavo: model='org/other': not found")
+
+
 def test_a_second_start_fetches_nothing(hub: FakeHub, client: Client) -> None:
     hub.repositories["org/name"] = Repository({"main": SINGLE})
     folder = client.fetch("org/name")
     hub.requests.clear()
-    result = client.octavo("models", "fetch", "org/name")
-    assert result.stdout.strip() == str(folder)
-    assert result.stderr == ""
+    found, said = client.results(["org/name"])
+    assert found == [{"path": str(folder)}]
+    assert said == ""
     assert hub.fetched() == []
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub, client: Client) -> None:
     old = {**CONFIG, "model.safetensors": b"old weights"}
     hub.repositories["org/name"] = repository = Repository({"main": SINGLE, "v1": old, "refs/pr/1": old})
-    assert (client.fetch("org/name") / "model.safetensors").read_bytes() == SINGLE["model.safetensors"]
-    for revision in ("v1", "refs/pr/1", str(repository.commit("v1"))):
-        assert (client.fetch(f"org/name@{revision}") / "model.safetensors").read_bytes() == b"old weights"
-        assert client.fetch(f"org/name@{revision}", HF_HUB_OFFLINE="1").name == repository.commit(revision)
+    names = ["org/name", "org/name@v1", "org/name@refs/pr/1", f"org/name@{repository.commit('v1')}"]
+    folders = client.fetch_all(*names)
+    assert [(folder / "model.safetensors").read_bytes() for folder in folders] == [
+        SINGLE["model.safetensors"],
+        *[b"old weights"] * 3,
+    ]
+    assert [folder.name for folder in folders[:3]] == [repository.commit(r) for r in ("main", "v1", "refs/pr/1")]
+    hub.requests.clear()
+    assert client.fetch_all(*names, HF_HUB_OFFLINE="1") == folders
+    assert hub.requests == []
 
 
 def test_one_gguf_file_can_be_named_also_in_a_folder_and_of_a_revision(hub: FakeHub, client: Client) -> None:
     files = {"a.gguf": b"a", "sub/b [1].gguf": b"b", **SINGLE}
     hub.repositories["org/name"] = Repository({"main": files, "v1": {"a.gguf": b"old"}})
-    assert client.fetch("org/name:a.gguf").read_bytes() == b"a"
-    assert client.fetch("org/name:sub/b [1].gguf").read_bytes() == b"b"
-    assert client.fetch("org/name@v1:a.gguf").read_bytes() == b"old"
+    names = ["org/name:a.gguf", "org/name:sub/b [1].gguf", "org/name@v1:a.gguf"]
+    assert [path.read_bytes() for path in client.fetch_all(*names)] == [b"a", b"b", b"old"]
     assert hub.fetched() == ["a.gguf", "sub/b [1].gguf"]
     assert client.fetch("org/name:a.gguf", HF_HUB_OFFLINE="1").read_bytes() == b"a"
 
@@ -158,8 +203,7 @@ def test_one_gguf_file_can_be_named_also_in_a_folder_and_of_a_revision(hub: Fake
 def test_all_parts_of_a_split_gguf_file_are_fetched(hub: FakeHub, client: Client) -> None:
     names = [f"Q8_0/name-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     hub.repositories["org/name"] = Repository({"main": {name: name.encode() for name in names}})
-    for wanted in ("org/name", f"org/name:{names[1]}"):
-        path = client.fetch(wanted)
+    for path in client.fetch_all("org/name", f"org/name:{names[1]}"):
         assert path.name == "name-00001-of-00003.gguf"
         assert sorted(file.name for file in path.parent.iterdir()) == [Path(name).name for name in names]
     del hub.repositories["org/name"].revisions["main"][names[2]]
@@ -171,30 +215,30 @@ def test_a_repository_of_gguf_files_asks_which_unless_there_is_one(hub: FakeHub,
     hub.repositories["org/name"] = Repository({"main": files})
     assert client.fetch("org/name").read_bytes() == b"4"
     files["n-Q8_0.gguf"] = b"8"
-    assert "choose one of its GGUF files: org/name:n-Q4_0.gguf, org/name:n-Q8_0.gguf" in client.refusal("org/name")
-    message = client.refusal("org/name:n-Q5_0.gguf")
+    several, message = client.refusals("org/name", "org/name:n-Q5_0.gguf")
+    assert "choose one of its GGUF files: org/name:n-Q4_0.gguf, org/name:n-Q8_0.gguf" in several
     assert "no file 'n-Q5_0.gguf'" in message
     assert "org/name:n-Q8_0.gguf" in message
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({**CONFIG, "pytorch_model.bin": b"", "original/consolidated.00.pth": b""}, "pickles"),
-        ({**CONFIG, "README.md": b""}, "no weights"),
-        ({"model.safetensors": b"", "tokenizer.json": b""}, "no config.json"),
-        ({"adapter_model.safetensors": b"", "adapter_config.json": b""}, "adapter"),
-        ({**CONFIG, "a.safetensors": b"", "b.safetensors": b""}, "2 safetensors files (a.safetensors, b.safetensors)"),
-        ({**CONFIG, "model.safetensors.index.json": index("gone.safetensors")}, "gone.safetensors"),
-        ({**CONFIG, "model.safetensors.index.json": b"{"}, "is damaged"),
-        ({**CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": 5}}'}, "do not exist: 5"),
-    ],
-)
-def test_a_repository_that_cannot_be_run_says_why_and_no_weights_are_fetched(
-    hub: FakeHub, client: Client, files: dict[str, bytes], message: str
-) -> None:
-    hub.repositories["org/name"] = Repository({"main": files})
-    assert message in client.refusal("org/name")
+CANNOT_RUN: list[tuple[dict[str, bytes], str]] = [
+    ({**CONFIG, "pytorch_model.bin": b"", "original/consolidated.00.pth": b""}, "pickles"),
+    ({**CONFIG, "README.md": b""}, "no weights"),
+    ({"model.safetensors": b"", "tokenizer.json": b""}, "no config.json"),
+    ({"adapter_model.safetensors": b"", "adapter_config.json": b""}, "adapter"),
+    ({**CONFIG, "a.safetensors": b"", "b.safetensors": b""}, "2 safetensors files (a.safetensors, b.safetensors)"),
+    ({**CONFIG, "model.safetensors.index.json": index("gone.safetensors")}, "gone.safetensors"),
+    ({**CONFIG, "model.safetensors.index.json": b"{"}, "is damaged"),
+    ({**CONFIG, "model.safetensors.index.json": b'{"weight_map": {"a": 5}}'}, "do not exist: 5"),
+]
+
+
+def test_a_repository_that_cannot_be_run_says_why_and_no_weights_are_fetched(hub: FakeHub, client: Client) -> None:
+    names = [f"org/case{i}" for i in range(len(CANNOT_RUN))]
+    for name, (files, _) in zip(names, CANNOT_RUN, strict=True):
+        hub.repositories[name] = Repository({"main": files})
+    for error, (_, message) in zip(client.refusals(*names), CANNOT_RUN, strict=True):
+        assert message in error
     assert set(hub.fetched()) <= {"model.safetensors.index.json"}
 
 
@@ -211,12 +255,12 @@ def test_a_gated_model_says_to_accept_its_terms_and_a_token_opens_it(hub: FakeHu
 
 def test_a_private_or_unknown_model_is_not_found_and_a_token_is_asked_for(hub: FakeHub, client: Client) -> None:
     hub.repositories["org/private"] = Repository({"main": SINGLE}, token="hf_good")
-    for model in ("org/private", "org/nothing"):
-        message = client.refusal(model)
+    for message in client.refusals("org/private", "org/nothing"):
         assert f"not found on {hub.url}" in message
         assert "HF_TOKEN" in message
-    assert "not found" in client.refusal("org/nothing", HF_TOKEN="hf_good")
-    assert (client.fetch("org/private", HF_TOKEN="hf_good") / "model.safetensors").is_file()
+    (private, nothing), _ = client.results(["org/private", "org/nothing"], HF_TOKEN="hf_good")
+    assert (Path(private["path"]) / "model.safetensors").is_file()
+    assert "not found" in nothing["error"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -233,9 +277,9 @@ def test_an_unknown_revision_is_named_even_if_another_one_is_in_the_cache(hub: F
     assert "org/name has no revision 'v9'" in client.refusal("org/name@v9")
 
 
-@pytest.mark.parametrize("model", ["org/-name", "org/a--b", "org/" + "n" * 200])
-def test_a_name_that_no_repository_can_have_is_refused_without_asking(hub: FakeHub, client: Client, model: str) -> None:
-    assert "no valid hub id" in client.refusal(model)
+def test_a_name_that_no_repository_can_have_is_refused_without_asking(hub: FakeHub, client: Client) -> None:
+    for message in client.refusals("org/-name", "org/a--b", "org/" + "n" * 200):
+        assert "no valid hub id" in message
     assert hub.requests == []
 
 
@@ -275,11 +319,11 @@ def test_a_hub_that_does_not_answer_is_replaced_by_the_cache_with_a_word(hub: Fa
     hub.repositories["org/name"] = Repository({"main": SINGLE})
     folder = client.fetch("org/name")
     nobody = "http://127.0.0.1:9"
-    result = client.octavo("models", "fetch", "org/name", HF_ENDPOINT=nobody)
-    assert result.stdout.strip() == str(folder)
-    assert f"not fetched from {nobody}" in result.stderr
-    assert "using the copy in the cache" in result.stderr
-    assert f"not fetched from {nobody}" in client.refusal("org/other", HF_ENDPOINT=nobody)
+    (cached, other), said = client.results(["org/name", "org/other"], HF_ENDPOINT=nobody)
+    assert cached == {"path": str(folder)}
+    assert f"not fetched from {nobody}" in other["error"]
+    assert f"not fetched from {nobody}" in said
+    assert "using the copy in the cache" in said
     hub.refuse_all = 503
     assert client.fetch("org/name") == folder
 
@@ -291,8 +335,8 @@ def test_a_model_that_was_fetched_answers_offline(hub: FakeHub, client: Client, 
     client.fetch("org/tiny")
     hub.requests.clear()
     run = ["-p", "abc", "--temperature", "0", "--max-tokens", "4", "--json", "--backend", "reference"]
-    result = client.octavo("generate", "org/tiny", *run, HF_HUB_OFFLINE="1")
+    result = client.run("-m", "octavo", "generate", "org/tiny", *run, HF_HUB_OFFLINE="1")
     assert result.returncode == 0, result.stderr
-    local = client.octavo("generate", str(folder), *run)
+    local = client.run("-m", "octavo", "generate", str(folder), *run)
     assert json.loads(result.stdout)["token_ids"] == json.loads(local.stdout)["token_ids"]
     assert hub.requests == []

@@ -51,6 +51,23 @@ def test_the_architecture_is_told(make_llama):
     assert (shape.layers, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.window) == (3, 4, 2, 16, None)
 
 
+def test_of_a_mixture_only_the_chosen_experts_are_active(tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    oracle = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=5, num_experts_per_tok=2))
+    oracle.save_pretrained(tmp_path)
+    count = {name: parameter.numel() for name, parameter in oracle.named_parameters()}
+    experts = sum(size for name, size in count.items() if ".experts." in name)
+    found = described(tmp_path, machine(ReferenceOps()))
+    assert experts == 2 * 5 * 3 * 32 * 48
+    assert found.parameters == sum(count.values())
+    assert found.active_parameters == found.parameters - experts + experts // 5 * 2
+    assert (found.num_experts, found.num_experts_per_token, found.intermediate_size) == (5, 2, 48)
+    assert found.fits[0].weight_bytes == 4 * found.parameters
+
+
 @pytest.mark.parametrize("ops", [ReferenceOps(), CpuOps(torch.float32)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_dense_weights_take_four_bytes_each_and_a_tied_head_none(make_llama, ops, tied):
