@@ -49,7 +49,10 @@ const FAMILIES: &[(&[&str], Rules)] = &[
             add_bos: true,
         },
     ),
-    (&["dbrx", "smaug-bpe"], plain(&[LLAMA3])),
+    (
+        &["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"],
+        plain(&[LLAMA3]),
+    ),
     (
         &[
             "qwen2",

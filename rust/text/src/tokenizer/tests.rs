@@ -472,6 +472,31 @@ fn the_splitting_rule_of_a_gguf_file_is_followed() {
 }
 
 #[test]
+fn the_names_that_converters_write_for_known_families_are_supported() {
+    let same = |names: &[&str], family: &str| {
+        let expected = super::patterns::rules(family).unwrap().patterns;
+        for name in names {
+            let rules = super::patterns::rules(name).unwrap();
+            assert_eq!(rules.patterns, expected, "{name}");
+        }
+    };
+    // Llama 3; Phi-4 and OLMo 2; GLM-4.
+    same(
+        &["llama3", "llama-v3", "dbrx", "chatglm-bpe", "glm4"],
+        "llama-bpe",
+    );
+    // Qwen2, 2.5 and 3; distilled Qwen.
+    same(&["deepseek-r1-qwen"], "qwen2");
+    // SmolLM; Granite.
+    same(&["smollm", "refact"], "starcoder");
+    // OLMo 1; Phi-2.
+    same(&["olmo", "phi-2"], "gpt-2");
+    // GPT-4o and Phi-4-mini; Mistral Nemo.
+    same(&["llama4"], "gpt-4o");
+    assert!(super::patterns::rules("tekken").unwrap().add_bos);
+}
+
+#[test]
 fn a_gguf_file_says_what_surrounds_a_text() {
     let writer = gguf_writer("gpt-2", MERGES)
         .entry("tokenizer.ggml.bos_token_id", 4, &1_u32.to_le_bytes())

@@ -268,10 +268,10 @@ fn naive(text: &str, pieces: &[Piece]) -> Vec<String> {
     loop {
         let mut best: Option<(f32, usize)> = None;
         for at in 1..parts.len() {
-            if let Some(score) = score(&format!("{}{}", parts[at - 1], parts[at])) {
-                if best.is_none_or(|(highest, _)| score > highest) {
-                    best = Some((score, at));
-                }
+            let joined = format!("{}{}", parts[at - 1], parts[at]);
+            let higher = |score: &f32| best.is_none_or(|(highest, _)| *score > highest);
+            if let Some(score) = score(&joined).filter(higher) {
+                best = Some((score, at));
             }
         }
         let Some((_, at)) = best else { return parts };
