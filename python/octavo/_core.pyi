@@ -1,6 +1,6 @@
 """The Rust core: control plane, text, cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, TypedDict
 
@@ -173,12 +173,17 @@ class PackedMatrix:
 
     Args:
         parts: of each part the storage, `Q4_0`, `Q4_1` or `Q8_0`, and its rows as stored; stacked along `out`.
+        packed: called with a part's index and how many of its rows will not be read again, every few megabytes.
 
     Raises:
         ValueError: another storage, rows that are not whole blocks, or of different lengths; names the part.
     """
 
-    def __init__(self, parts: Sequence[tuple[str, npt.NDArray[np.uint8]]]) -> None: ...
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, npt.NDArray[np.uint8]]],
+        packed: Callable[[int, int], None] | None = None,
+    ) -> None: ...
     @property
     def shape(self) -> tuple[int, int]: ...
     @property

@@ -279,7 +279,7 @@ class Miniature:
         """Zeros."""
         return np.zeros(((self.shape[0] if stop is None else stop) - start, self.shape[1]), np.float32)
 
-    def release(self) -> None:
+    def release(self, stop: int | None = None) -> None:
         """Nothing is mapped."""
 
 

@@ -88,8 +88,9 @@ class StoredTensor(Protocol):
         """Rows `start:stop` dequantized, a fresh array."""
         ...
 
-    def release(self) -> None:
-        """Tell the system that the pages are not needed any more, so that loading never holds two copies of a model."""
+    def release(self, stop: int | None = None) -> None:
+        """Tell the system that the pages of the rows before `stop` (None: all) are not needed any more, so that loading never holds two
+        copies of a model."""
         ...
 
 

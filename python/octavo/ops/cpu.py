@@ -133,10 +133,8 @@ class CpuOps:
     def _pack(self, parts: Sequence[StoredTensor]) -> PackedMatrix | None:
         if not self._packed or any(part.storage not in _PACKED for part in parts):
             return None
-        packed = PackedMatrix([(part.storage, part.rows(0, part.shape[0])) for part in parts])
-        for part in parts:
-            part.release()
-        return packed
+        stored = [(part.storage, part.rows(0, part.shape[0])) for part in parts]
+        return PackedMatrix(stored, lambda index, rows: parts[index].release(rows))
 
     def expert_weights(
         self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]

@@ -37,6 +37,7 @@ def read_matrix(parts: Sequence[StoredTensor], device: torch.device, dtype: torc
         for start in range(0, part.shape[0], step):
             stop = min(start + step, part.shape[0])
             result[first + start : first + stop] = torch.from_numpy(part.float32(start, stop))
+            part.release(stop)
         first += part.shape[0]
         part.release()
     return result

@@ -13,6 +13,9 @@ use crate::linear::ShapeError;
 /// Output rows of a tile.
 pub const TILE: usize = 16;
 
+/// Bytes of a part that are packed between two calls of [`PackedMatrix::pack`]'s listener.
+const PIECE_BYTES: usize = 8 << 20;
+
 /// Alignment of the tiles, a cache line.
 const LINE: usize = 64;
 
@@ -224,6 +227,17 @@ impl PackedMatrix {
     /// # Errors
     /// [`PackError`] if there is no row, or a part's bytes do not make rows of the first part's width.
     pub fn new(parts: &[Part<'_>]) -> Result<Self, PackError> {
+        Self::pack(parts, |_, _| ())
+    }
+
+    /// [`new`](Self::new), calling `packed(part, rows)` whenever further rows of a part, some megabytes at most, will not be read again.
+    ///
+    /// # Errors
+    /// Those of `new`.
+    pub fn pack(
+        parts: &[Part<'_>],
+        mut packed: impl FnMut(usize, usize),
+    ) -> Result<Self, PackError> {
         let mut width = None;
         for (index, part) in parts.iter().enumerate().filter(|(_, part)| part.rows > 0) {
             let found = part_width(index, part)?;
@@ -238,12 +252,15 @@ impl PackedMatrix {
         }
         let width = width.ok_or(PackError::Empty)?;
         // Neighbours of one storage share tiles, so that only the last tile of a run is padded.
-        let runs: Vec<&[Part<'_>]> = parts.chunk_by(|a, b| a.storage == b.storage).collect();
-        let segments: Vec<Segment> = runs
-            .into_iter()
-            .map(|run| pack_run(run, width))
-            .filter(|segment| segment.rows > 0)
-            .collect();
+        let mut first = 0;
+        let mut segments = Vec::new();
+        for run in parts.chunk_by(|a, b| a.storage == b.storage) {
+            let segment = pack_run(run, width, |part, rows| packed(first + part, rows));
+            first += run.len();
+            if segment.rows > 0 {
+                segments.push(segment);
+            }
+        }
         Ok(Self {
             rows: segments.iter().map(|segment| segment.rows).sum(),
             segments,
@@ -328,16 +345,22 @@ fn part_width(index: usize, part: &Part<'_>) -> Result<usize, PackError> {
     Ok(row_bytes / block_bytes * GROUP)
 }
 
-fn pack_run(run: &[Part<'_>], width: usize) -> Segment {
+fn pack_run(run: &[Part<'_>], width: usize, mut packed: impl FnMut(usize, usize)) -> Segment {
     let storage = run[0].storage;
     let row_bytes = width / GROUP * storage.block_bytes();
     let mut segment = Segment::new(storage, run.iter().map(|part| part.rows).sum(), width);
-    let rows = run
-        .iter()
-        .filter(|part| part.rows > 0)
-        .flat_map(|part| part.data.chunks_exact(row_bytes));
-    for (row, blocks) in rows.enumerate() {
-        segment.write_row(row, blocks);
+    let rows_at_once = (PIECE_BYTES / row_bytes).max(1);
+    let mut row = 0;
+    for (index, part) in run.iter().enumerate().filter(|(_, part)| part.rows > 0) {
+        let mut rows = 0;
+        for piece in part.data.chunks(rows_at_once * row_bytes) {
+            for blocks in piece.chunks_exact(row_bytes) {
+                segment.write_row(row, blocks);
+                row += 1;
+                rows += 1;
+            }
+            packed(index, rows);
+        }
     }
     segment
 }

@@ -50,9 +50,14 @@ pub(crate) struct PyPackedMatrix(PackedMatrix);
 
 #[pymethods]
 impl PyPackedMatrix {
-    /// Parts `(storage, uint8 [rows, bytes per row])`, stacked along `out`.
+    /// Parts `(storage, uint8 [rows, bytes per row])`, stacked along `out`. `packed(part, rows)` hears of rows that are not read again.
     #[new]
-    fn new(py: Python<'_>, parts: Vec<(String, PyReadonlyArray2<'_, u8>)>) -> PyResult<Self> {
+    #[pyo3(signature = (parts, packed=None))]
+    fn new(
+        py: Python<'_>,
+        parts: Vec<(String, PyReadonlyArray2<'_, u8>)>,
+        packed: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let parts = parts
             .iter()
             .enumerate()
@@ -68,9 +73,19 @@ impl PyPackedMatrix {
                 })
             })
             .collect::<PyResult<Vec<_>>>()?;
-        py.detach(|| PackedMatrix::new(&parts))
-            .map(Self)
-            .map_err(value_error)
+        let mut failed = None;
+        let matrix = py.detach(|| {
+            PackedMatrix::pack(&parts, |part, rows| {
+                let Some(packed) = packed.as_ref().filter(|_| failed.is_none()) else {
+                    return;
+                };
+                failed = Python::attach(|py| packed.call1(py, (part, rows)).err());
+            })
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => matrix.map(Self).map_err(value_error),
+        }
     }
 
     /// `(out, in)`.

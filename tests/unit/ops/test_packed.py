@@ -29,7 +29,7 @@ class Stored:
     def float32(self, start: int = 0, stop: int | None = None):
         return quants.dequantize(self.data[start:stop], GGMLQuantizationType[self.storage])
 
-    def release(self) -> None:
+    def release(self, stop: int | None = None) -> None:
         pass
 
 

@@ -88,9 +88,10 @@ class MappedTensor:
         shape = (stop - start, *self.shape[1:]) if self.shape else ()
         return dequantize(self.rows(start, stop), self.storage).reshape(shape)
 
-    def release(self) -> None:
-        """Drop the tensor's pages from this process's memory; a later read maps them again."""
-        self._file.release(self._offset, self._offset + self.num_bytes)
+    def release(self, stop: int | None = None) -> None:
+        """Drop the pages of the rows before `stop` from this process's memory; a later read maps them again."""
+        rows = self._num_rows if stop is None else stop
+        self._file.release(self._offset, self._offset + rows * self._row_bytes)
 
 
 class PermutedTensor:
@@ -115,9 +116,10 @@ class PermutedTensor:
         rows = self.rows(start, self.shape[0] if stop is None else stop)
         return dequantize(rows, self.storage).reshape(len(rows), *self.shape[1:])
 
-    def release(self) -> None:
-        """Drop the source's pages from this process's memory."""
-        self._source.release()
+    def release(self, stop: int | None = None) -> None:
+        """Drop the source's pages from this process's memory, if all rows are done: before, any of them may be read again."""
+        if stop is None or stop >= self.shape[0]:
+            self._source.release()
 
 
 class StackedSlice:
@@ -143,9 +145,10 @@ class StackedSlice:
         rows = self.rows(start, self.shape[0] if stop is None else stop)
         return dequantize(rows, self.storage).reshape(len(rows), *self.shape[1:])
 
-    def release(self) -> None:
-        """Drop the pages of the whole stack; a later read of another entry maps its own again."""
-        self._source.release()
+    def release(self, stop: int | None = None) -> None:
+        """Drop the pages of this entry and those before it, once all its rows are done."""
+        if stop is None or stop >= self.shape[0]:
+            self._source.release(self._index + 1)
 
 
 class Checkpoint(Protocol):
