@@ -1,5 +1,5 @@
 //! Random histories of the KV cache against a naive model: a map from (namespace, exact prefix) to
-//! a block, and a list of requests.
+//! a block, one from (namespace, exact prefix, window group) to a companion, and a list of requests.
 //!
 //! Tokens come from an alphabet of two, so that prompts part within edges, repeat each other and
 //! publish duplicates all the time.
@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use octavo_core::cache::{Cursor, KvCache};
 use octavo_core::ids::{BlockId, Namespace};
+use octavo_core::window::WindowTable;
 use proptest::prelude::*;
 
 /// A cached prefix: its namespace and all its tokens.
@@ -40,6 +41,11 @@ enum Op {
         request: usize,
         order: u8,
     },
+    /// A request gives back its first columns of every window group.
+    Slide {
+        request: usize,
+        columns: usize,
+    },
     /// A prompt begins to wait: its cursor is kept and extended after each further operation.
     Wait {
         ns: u64,
@@ -56,6 +62,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (request.clone(), tokens(5)).prop_map(|(request, tokens)| Op::Append { request, tokens }),
         6 => (request.clone(), 1..6usize).prop_map(|(request, blocks)| Op::Publish { request, blocks }),
         1 => request.clone().prop_map(|request| Op::Fork { request }),
+        3 => (request.clone(), 1..5usize).prop_map(|(request, columns)| Op::Slide { request, columns }),
         5 => (request, 0..3u8).prop_map(|(request, order)| Op::Release { request, order }),
         2 => (0..2u64, tokens(14)).prop_map(|(ns, tokens)| Op::Wait { ns, tokens }),
         1 => Just(Op::Clear),
@@ -67,6 +74,8 @@ struct Request {
     ns: Namespace,
     tokens: Vec<u32>,
     table: Vec<BlockId>,
+    /// The first column and the blocks of each window group.
+    windows: Vec<(usize, Vec<BlockId>)>,
     shadows: Vec<BlockId>,
     cursor: Cursor,
     /// Blocks of its path in the tree, by the model's count.
@@ -85,19 +94,24 @@ struct Waiting {
 struct World {
     cache: KvCache,
     size: usize,
+    windows: Vec<u32>,
     cached: BTreeMap<Prefix, BlockId>,
-    last_use: BTreeMap<BlockId, u64>,
+    companions: BTreeMap<(Prefix, usize), BlockId>,
+    /// The release that made a block idle, and its place within it.
+    last_use: BTreeMap<BlockId, (u64, usize)>,
     clock: u64,
     requests: Vec<Request>,
     waiting: Vec<Waiting>,
 }
 
 impl World {
-    fn new(num_blocks: u32, size: u32) -> Self {
+    fn new(num_blocks: u32, size: u32, windows: &[u32]) -> Self {
         Self {
-            cache: KvCache::new(num_blocks, size, true),
+            cache: KvCache::with_windows(num_blocks, size, true, windows.iter().copied()),
             size: size as usize,
+            windows: windows.to_vec(),
             cached: BTreeMap::new(),
+            companions: BTreeMap::new(),
             last_use: BTreeMap::new(),
             clock: 0,
             requests: Vec::new(),
@@ -106,15 +120,22 @@ impl World {
     }
 
     fn holders(&self, block: BlockId) -> usize {
-        let lists = self
-            .requests
-            .iter()
-            .flat_map(|request| [&request.table, &request.shadows]);
+        let lists = self.requests.iter().flat_map(|request| {
+            let windows = request.windows.iter().map(|(_, blocks)| blocks);
+            windows.chain([&request.table, &request.shadows])
+        });
         lists.flatten().filter(|&&held| held == block).count()
     }
 
+    fn in_tree(&self) -> impl Iterator<Item = BlockId> {
+        self.cached
+            .values()
+            .chain(self.companions.values())
+            .copied()
+    }
+
     fn is_free(&self, block: BlockId) -> bool {
-        self.holders(block) == 0 && !self.cached.values().any(|&cached| cached == block)
+        self.holders(block) == 0 && !self.in_tree().any(|cached| cached == block)
     }
 
     fn free(&self) -> BTreeSet<BlockId> {
@@ -125,9 +146,8 @@ impl World {
     }
 
     fn num_evictable(&self) -> usize {
-        self.cached
-            .values()
-            .filter(|&&block| self.holders(block) == 0)
+        self.in_tree()
+            .filter(|&block| self.holders(block) == 0)
             .count()
     }
 
@@ -140,9 +160,66 @@ impl World {
             .collect()
     }
 
-    /// Of all cached blocks that nothing holds and nothing is cached below, the one used least
-    /// recently.
-    fn next_victim(&self) -> Option<Prefix> {
+    /// Companions that the query after `hit` blocks reads, group by group; None if one is missing.
+    fn companions_before(
+        &self,
+        ns: Namespace,
+        tokens: &[u32],
+        hit: usize,
+    ) -> Option<Vec<Vec<BlockId>>> {
+        let query = (hit * self.size) as i64;
+        let of_group = |(group, &window): (usize, &u32)| {
+            let is_read = |column: &usize| {
+                let last = ((column + 1) * self.size) as i64 - 1;
+                last > query - i64::from(window)
+            };
+            (0..hit)
+                .filter(is_read)
+                .map(|column| {
+                    let prefix = (ns, tokens[..(column + 1) * self.size].to_vec());
+                    self.companions.get(&(prefix, group)).copied()
+                })
+                .collect()
+        };
+        self.windows.iter().enumerate().map(of_group).collect()
+    }
+
+    /// The longest part of the cached path that every group can go on from.
+    fn longest_usable(&self, ns: Namespace, tokens: &[u32]) -> usize {
+        let longest = self.longest_match(ns, tokens).len();
+        (0..=longest)
+            .rfind(|&hit| self.companions_before(ns, tokens, hit).is_some())
+            .unwrap()
+    }
+
+    /// Takes out of the tree the block that was used least recently of those that nothing holds:
+    /// companions, and nodes that nothing is cached below.
+    fn evict_next(&mut self) -> Option<BlockId> {
+        let idle = self
+            .companions
+            .iter()
+            .filter(|&(_, &block)| self.holders(block) == 0);
+        let companion = idle
+            .min_by_key(|&(_, block)| self.last_use[block])
+            .map(|(key, &block)| (self.last_use[&block].0, key.clone()));
+        let leaf = self.next_leaf();
+        match (companion, leaf) {
+            (Some((used, key)), leaf) if leaf.as_ref().is_none_or(|leaf| used <= leaf.0) => {
+                self.companions.remove(&key)
+            }
+            (_, Some((_, prefix))) => {
+                assert!(
+                    self.companions.keys().all(|(of, _)| *of != prefix),
+                    "a node goes before its companions"
+                );
+                self.cached.remove(&prefix)
+            }
+            _ => None,
+        }
+    }
+
+    /// Of all nodes that nothing holds and nothing is cached below, the one used least recently.
+    fn next_leaf(&self) -> Option<(u64, Prefix)> {
         let is_leaf = |(ns, tokens): &Prefix| {
             !self
                 .cached
@@ -153,8 +230,8 @@ impl World {
             .cached
             .iter()
             .filter(|&(prefix, &block)| self.holders(block) == 0 && is_leaf(prefix));
-        idle.min_by_key(|&(_, &block)| (self.last_use[&block], block))
-            .map(|(prefix, _)| prefix.clone())
+        idle.min_by_key(|&(_, &block)| (self.last_use[&block].0, block))
+            .map(|(prefix, block)| (self.last_use[block].0, prefix.clone()))
     }
 
     /// Allocates in the cache and in the model; both must agree on whether it fits and on which
@@ -164,10 +241,8 @@ impl World {
         let fits = n <= usable.len() + self.num_evictable();
         let must_evict = fits && n > usable.len();
         while fits && usable.len() < n {
-            let victim = self
-                .next_victim()
-                .expect("an evictable block can be evicted");
-            usable.insert(self.cached.remove(&victim).unwrap());
+            let victim = self.evict_next();
+            usable.insert(victim.expect("an evictable block can be evicted"));
         }
         let mut blocks = vec![BlockId(77)];
         assert_eq!(self.cache.allocate(n as u32, &mut blocks), fits);
@@ -188,41 +263,75 @@ impl World {
                 .extend_match(ns, &mut cursor, &tokens, max_blocks);
             assert_eq!(cursor.depth(), (expected.len() as u32).min(max_blocks));
         }
-        let evictable = expected
+        let cursor = self.cache.usable_match(cursor);
+        let hit = self.longest_usable(ns, &tokens);
+        assert_eq!(cursor.depth() as usize, hit);
+        let companions = self.companions_before(ns, &tokens, hit).unwrap();
+        let evictable = expected[..hit]
             .iter()
+            .chain(companions.iter().flatten())
             .filter(|&&block| self.holders(block) == 0)
             .count();
         assert_eq!(self.cache.matched_evictable(cursor) as usize, evictable);
-        let missing = tokens.len().div_ceil(self.size) - expected.len();
-        if missing + evictable > self.cache.num_available() as usize {
+        let columns = tokens.len().div_ceil(self.size) - hit;
+        if self.per_column() * columns + evictable > self.cache.num_available() as usize {
             return;
         }
         let mut table = Vec::new();
         self.cache.take_match(cursor, &mut table);
-        assert_eq!(table, expected);
+        assert_eq!(table, expected[..hit]);
+        let taken = self.cache.take_windows(cursor);
+        let windows: Vec<(usize, Vec<BlockId>)> = taken
+            .iter()
+            .map(|table| (table.first() as usize, table.blocks().collect()))
+            .collect();
+        let expected = companions.into_iter();
+        let expected: Vec<_> = expected
+            .map(|blocks| (hit - blocks.len(), blocks))
+            .collect();
+        assert_eq!(windows, expected);
         let num_published = table.len();
         self.requests.push(Request {
             ns,
             tokens,
             table,
+            windows,
             shadows: vec![],
             cursor,
             num_published,
             is_stale: false,
         });
-        let blocks = self
-            .allocate(missing)
-            .expect("it was counted before it was taken");
-        self.requests.last_mut().unwrap().table.extend(blocks);
+        let last = self.requests.len() - 1;
+        assert!(
+            self.grow(last, columns),
+            "it was counted before it was taken"
+        );
+    }
+
+    /// Blocks of a column, over all groups.
+    fn per_column(&self) -> usize {
+        1 + self.windows.len()
+    }
+
+    /// Allocates columns for a request, in every group.
+    fn grow(&mut self, index: usize, columns: usize) -> bool {
+        let Some(mut blocks) = self.allocate(columns * self.per_column()) else {
+            return false;
+        };
+        let request = &mut self.requests[index];
+        request.table.extend(blocks.drain(..columns));
+        for (_, table) in &mut request.windows {
+            table.extend(blocks.drain(..columns));
+        }
+        true
     }
 
     fn append(&mut self, index: usize, tokens: Vec<u32>) {
         let request = &self.requests[index];
         let missing =
             (request.tokens.len() + tokens.len()).div_ceil(self.size) - request.table.len();
-        if let Some(blocks) = self.allocate(missing) {
+        if self.grow(index, missing) {
             self.requests[index].tokens.extend(tokens);
-            self.requests[index].table.extend(blocks);
         }
     }
 
@@ -251,6 +360,57 @@ impl World {
         assert_eq!(request.shadows, expected);
         assert_eq!(request.cursor.depth() as usize, request.num_published);
         assert!(!request.is_stale || request.cursor == before);
+        self.attach(index, start);
+    }
+
+    /// Columns from `start` on that a request has published get its window blocks, unless somebody
+    /// uses the ones they have.
+    fn attach(&mut self, index: usize, start: usize) {
+        let request = self.requests[index].clone();
+        for column in start..request.num_published {
+            let prefix = (
+                request.ns,
+                request.tokens[..(column + 1) * self.size].to_vec(),
+            );
+            for (group, (first, blocks)) in request.windows.iter().enumerate() {
+                let own = column.checked_sub(*first).and_then(|at| blocks.get(at));
+                let key = (prefix.clone(), group);
+                let is_used = |&block: &BlockId| self.holders(block) > 0;
+                if let Some(&own) = own
+                    && !self.companions.get(&key).is_some_and(is_used)
+                {
+                    self.companions.insert(key, own);
+                }
+            }
+        }
+        let tables: Vec<WindowTable> = request
+            .windows
+            .iter()
+            .map(|(first, blocks)| WindowTable::new(*first as u32, blocks.iter().copied()))
+            .collect();
+        self.cache
+            .attach_windows(request.cursor, start as u32, &tables);
+    }
+
+    fn slide(&mut self, index: usize, columns: usize) {
+        let mut gone = Vec::new();
+        for (first, blocks) in &mut self.requests[index].windows {
+            let n = columns.min(blocks.len());
+            *first += n;
+            gone.extend(blocks.drain(..n));
+        }
+        self.release_list(&gone, &[]);
+    }
+
+    /// Releases blocks that no request of the model holds any more, but for those in `later`.
+    fn release_list(&mut self, list: &[BlockId], later: &[BlockId]) {
+        self.clock += 1;
+        self.cache.release(list);
+        for (place, block) in list.iter().rev().enumerate() {
+            if self.holders(*block) == 0 && !later.contains(block) {
+                self.last_use.insert(*block, (self.clock, place));
+            }
+        }
     }
 
     fn fork(&mut self, index: usize) {
@@ -262,6 +422,11 @@ impl World {
         };
         request.tokens.truncate(whole * self.size);
         request.table.truncate(whole);
+        for (first, blocks) in &mut request.windows {
+            *first = whole.min(*first);
+            blocks.truncate(whole - *first);
+            self.cache.retain(blocks);
+        }
         self.cache.retain(&request.table);
         self.cache.retain(&request.shadows);
         self.requests.push(request);
@@ -269,7 +434,9 @@ impl World {
 
     fn release(&mut self, index: usize, order: u8) {
         let mut request = self.requests.remove(index);
-        let lists = match order {
+        let windows = request.windows.drain(..).flat_map(|(_, blocks)| blocks);
+        let windows: Vec<BlockId> = windows.collect();
+        let mut lists = match order {
             0 => vec![request.shadows, request.table],
             1 => vec![request.table, request.shadows],
             _ => {
@@ -277,21 +444,16 @@ impl World {
                 vec![request.table]
             }
         };
+        lists.insert(0, windows);
         for (at, list) in lists.iter().enumerate() {
-            self.clock += 1;
-            self.cache.release(list);
-            let later: Vec<_> = lists[at + 1..].concat();
-            for block in list {
-                if self.holders(*block) == 0 && !later.contains(block) {
-                    self.last_use.insert(*block, self.clock);
-                }
-            }
+            self.release_list(list, &lists[at + 1..].concat());
         }
     }
 
     fn clear(&mut self) {
         self.cache.clear();
         self.cached.clear();
+        self.companions.clear();
         for request in &mut self.requests {
             request.is_stale = true;
         }
@@ -299,7 +461,11 @@ impl World {
 
     fn apply(&mut self, op: Op) {
         let version = self.cache.version();
-        let before = self.cached.clone();
+        let cached_columns = |world: &Self| {
+            let companions: Vec<_> = world.companions.keys().cloned().collect();
+            (world.cached.clone(), companions)
+        };
+        let before = cached_columns(self);
         let n = self.requests.len();
         match op {
             Op::Admit { ns, tokens } => self.admit(Namespace(ns), tokens),
@@ -316,10 +482,11 @@ impl World {
             Op::Append { request, tokens } => self.append(request % n, tokens),
             Op::Publish { request, blocks } => self.publish(request % n, blocks),
             Op::Fork { request } => self.fork(request % n),
+            Op::Slide { request, columns } => self.slide(request % n, columns),
             Op::Release { request, order } => self.release(request % n, order),
         }
         assert!(
-            before == self.cached || version < self.cache.version(),
+            before == cached_columns(self) || version < self.cache.version(),
             "the tree changed, its version did not"
         );
         self.compare();
@@ -327,18 +494,22 @@ impl World {
 
     /// Everything that can be read of the cache equals the model.
     fn compare(&mut self) {
-        let lists = self
-            .requests
-            .iter()
-            .flat_map(|request| [&request.table[..], &request.shadows[..]]);
+        let lists = self.requests.iter().flat_map(|request| {
+            let windows = request.windows.iter().map(|(_, blocks)| &blocks[..]);
+            windows.chain([&request.table[..], &request.shadows[..]])
+        });
         self.cache.check_integrity(lists).unwrap();
-        assert_eq!(self.cache.num_cached() as usize, self.cached.len());
+        assert_eq!(self.cache.num_cached() as usize, self.in_tree().count());
         assert_eq!(self.cache.num_evictable() as usize, self.num_evictable());
         assert_eq!(self.cache.num_free() as usize, self.free().len());
         for (ns, tokens) in self.cached.keys() {
             let mut cursor = self.cache.root(*ns);
             self.cache.extend_match(*ns, &mut cursor, tokens, u32::MAX);
             assert_eq!(cursor.depth() as usize, tokens.len() / self.size);
+            assert_eq!(
+                self.cache.usable_match(cursor).depth() as usize,
+                self.longest_usable(*ns, tokens)
+            );
         }
         for at in 0..self.waiting.len() {
             let expected = self
@@ -364,12 +535,10 @@ impl World {
         let mut taken = Vec::new();
         assert!(self.cache.allocate(self.cache.num_free(), &mut taken));
         for _ in 0..evictable {
-            let victim = self
-                .next_victim()
-                .expect("an evictable block can be evicted");
+            let victim = self.evict_next();
             let mut block = Vec::new();
             assert!(self.cache.allocate(1, &mut block));
-            assert_eq!(block, [self.cached.remove(&victim).unwrap()]);
+            assert_eq!(block, [victim.expect("an evictable block can be evicted")]);
             taken.extend(block);
         }
         assert_eq!(
@@ -404,7 +573,25 @@ proptest! {
         size in 1..4u32,
         ops in prop::collection::vec(op(), 1..24),
     ) {
-        let mut world = World::new(num_blocks, size);
+        let mut world = World::new(num_blocks, size, &[]);
+        for op in ops {
+            world.apply(op);
+        }
+        world.evict_everything();
+    }
+}
+
+proptest! {
+    #![proptest_config(config(10_000))]
+
+    #[test]
+    fn any_history_of_requests_with_windows_leaves_the_cache_equal_to_the_naive_model(
+        num_blocks in 6..40u32,
+        size in 1..4u32,
+        windows in prop::collection::vec(1..8u32, 1..4),
+        ops in prop::collection::vec(op(), 1..24),
+    ) {
+        let mut world = World::new(num_blocks, size, &windows);
         for op in ops {
             world.apply(op);
         }
@@ -420,7 +607,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..40),
     ) {
         // Each world draws hash keys of its own.
-        let mut worlds = [World::new(12, 2), World::new(12, 2)];
+        let mut worlds = [World::new(12, 2, &[]), World::new(12, 2, &[])];
         for op in ops {
             let tables = worlds.each_mut().map(|world| {
                 world.apply(op.clone());
