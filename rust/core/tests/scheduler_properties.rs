@@ -510,6 +510,15 @@ proptest! {
     }
 
     #[test]
+    fn without_the_prefix_cache_nothing_but_the_work_is_different(sizes in sizes(3..40, 0..3, false), ops in ops(4, false)) {
+        run(sizes, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(3_000))]
+
+    #[test]
     fn windows_change_nothing_but_what_is_kept(sizes in windowed(10..50, 0..1, true), ops in ops(3, true)) {
         run(sizes, &ops);
     }
@@ -526,11 +535,6 @@ proptest! {
 
     #[test]
     fn windows_change_nothing_without_the_prefix_cache(sizes in windowed(3..30, 0..3, false), ops in ops(4, false)) {
-        run(sizes, &ops);
-    }
-
-    #[test]
-    fn without_the_prefix_cache_nothing_but_the_work_is_different(sizes in sizes(3..40, 0..3, false), ops in ops(4, false)) {
         run(sizes, &ops);
     }
 }
