@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,7 @@ class EngineCore:
         tenant: int = 0,
         namespace: int = 0,
         stream: bool = False,
+        shown_special_ids: Sequence[int] = (),
     ) -> int: ...
     def abort(self, request_id: int) -> None: ...
     def wait(self) -> None: ...
@@ -160,6 +161,38 @@ class ChatTemplate:
         continue_final_message: bool,
         kwargs: str,
     ) -> tuple[str, list[int]]: ...
+
+OutputEvent: TypeAlias = tuple[str, str] | tuple[str, int, str] | tuple[str, int, bool]
+
+class OutputParser:
+    """Reasoning and tool calls in the growing text of one choice.
+
+    Events are `("content", text)`, `("reasoning", text)`, `("tool_call_start", index, name)`,
+    `("tool_call_arguments", index, delta)` and `("tool_call_end", index, valid)`. Raises `ValueError` for unknown names.
+    """
+
+    def __init__(
+        self, tool_parser: str | None = None, reasoning_parser: str | None = None, reasoning_open: bool = False
+    ) -> None: ...
+    @staticmethod
+    def tool_parsers() -> list[str]: ...
+    @staticmethod
+    def reasoning_parsers() -> list[str]: ...
+    @staticmethod
+    def detect(chat_template: str) -> tuple[str | None, str | None]:
+        """The tool parser and the reasoning parser that a chat template calls for."""
+
+    @staticmethod
+    def prompt_opens_reasoning(prompt: str) -> bool:
+        """Whether a rendered prompt ends inside the reasoning: what to pass as `reasoning_open`."""
+
+    @property
+    def markers(self) -> list[str]: ...
+    def special_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Special tokens that must stay in the text: what to pass as `shown_special_ids`."""
+
+    def push(self, delta: str) -> list[OutputEvent]: ...
+    def finish(self) -> list[OutputEvent]: ...
 
 class Gguf:
     """Metadata and tensor infos of a GGUF file."""

@@ -125,6 +125,7 @@ class LLMEngine:
             tenant=_digest(submission.tenant),
             namespace=_digest(submission.cache_salt) ^ self._rope_namespace(submission),
             stream=submission.stream,
+            shown_special_ids=submission.shown_special_ids,
         )
 
     def _rope_namespace(self, submission: Submission) -> int:

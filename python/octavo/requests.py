@@ -27,6 +27,8 @@ class Submission:
     cache_salt: str | None = None
     tenant: str | None = None
     stream: bool = False
+    shown_special_ids: tuple[int, ...] = ()
+    """Special tokens that stay in the text under `skip_special_tokens`: the markers that an output parser reads."""
 
 
 class RequestAssembler:

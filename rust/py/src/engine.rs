@@ -54,8 +54,10 @@ struct Params {
 }
 
 impl Params {
-    fn text_options(&self) -> Result<TextOptions, StopError> {
+    fn text_options(&self, mut shown_special_ids: Vec<u32>) -> Result<TextOptions, StopError> {
+        shown_special_ids.sort_unstable();
         Ok(TextOptions {
+            shown_special_ids: shown_special_ids.into(),
             stop: if self.stop.is_empty() {
                 None
             } else {
@@ -301,7 +303,8 @@ impl PyEngineCore {
         }
     }
 
-    #[pyo3(signature = (prompt, params, mailbox, *, eos_token_ids, bad_words, priority=0, tenant=0, namespace=0, stream=false))]
+    #[pyo3(signature = (prompt, params, mailbox, *, eos_token_ids, bad_words, priority=0, tenant=0, namespace=0, stream=false,
+        shown_special_ids=Vec::new()))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of the Python method"
@@ -318,11 +321,14 @@ impl PyEngineCore {
         tenant: u64,
         namespace: u64,
         stream: bool,
+        shown_special_ids: Vec<u32>,
     ) -> PyResult<u64> {
         let submission = Submission {
             prompt,
             detokenize: params.detokenize,
-            text: params.text_options().map_err(value_error)?,
+            text: params
+                .text_options(shown_special_ids)
+                .map_err(value_error)?,
             params: params.resolve(eos_token_ids, bad_words, self.engine.config().vocab_size),
             priority,
             tenant: TenantId(tenant),

@@ -1,9 +1,10 @@
-//! `Tokenizer`, `ChatTemplate` and `Gguf`.
+//! `Tokenizer`, `ChatTemplate`, `OutputParser` and `Gguf`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo_text::gguf::{Array, Gguf, Value};
+use octavo_text::parser::{self, Event, OutputParser};
 use octavo_text::template::{ChatTemplate, RenderOptions};
 use octavo_text::tokenizer::Tokenizer;
 use pyo3::IntoPyObjectExt;
@@ -185,6 +186,81 @@ impl PyChatTemplate {
             Ok((prompt.text, ids))
         })
     }
+}
+
+/// Reasoning and tool calls in the growing text of one choice.
+#[pyclass(name = "OutputParser", module = "octavo._core")]
+pub(crate) struct PyOutputParser(OutputParser);
+
+#[pymethods]
+impl PyOutputParser {
+    #[new]
+    #[pyo3(signature = (tool_parser=None, reasoning_parser=None, reasoning_open=false))]
+    fn new(
+        tool_parser: Option<&str>,
+        reasoning_parser: Option<&str>,
+        reasoning_open: bool,
+    ) -> PyResult<Self> {
+        OutputParser::new(tool_parser, reasoning_parser, reasoning_open)
+            .map(Self)
+            .map_err(value_error)
+    }
+
+    #[staticmethod]
+    fn tool_parsers() -> Vec<&'static str> {
+        parser::TOOL_PARSERS.to_vec()
+    }
+
+    #[staticmethod]
+    fn reasoning_parsers() -> Vec<&'static str> {
+        parser::REASONING_PARSERS.to_vec()
+    }
+
+    /// The tool parser and the reasoning parser that a chat template calls for.
+    #[staticmethod]
+    fn detect(chat_template: &str) -> (Option<&'static str>, Option<&'static str>) {
+        (
+            parser::detect_tool_parser(chat_template),
+            parser::detect_reasoning_parser(chat_template),
+        )
+    }
+
+    /// Whether a rendered prompt ends inside the reasoning.
+    #[staticmethod]
+    fn prompt_opens_reasoning(prompt: &str) -> bool {
+        parser::prompt_opens_reasoning(prompt)
+    }
+
+    #[getter]
+    fn markers(&self) -> Vec<&'static str> {
+        self.0.markers().to_vec()
+    }
+
+    /// Special tokens that must stay in the text.
+    fn special_ids(&self, tokenizer: &PyTokenizer) -> Vec<u32> {
+        self.0.special_ids(&tokenizer.0)
+    }
+
+    fn push(&mut self, py: Python<'_>, delta: &str) -> PyResult<Vec<Py<PyAny>>> {
+        event_tuples(py, self.0.push(delta))
+    }
+
+    fn finish(&mut self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        event_tuples(py, self.0.finish())
+    }
+}
+
+fn event_tuples(py: Python<'_>, events: Vec<Event>) -> PyResult<Vec<Py<PyAny>>> {
+    let tuple = |event| match event {
+        Event::Content(text) => ("content", text).into_py_any(py),
+        Event::Reasoning(text) => ("reasoning", text).into_py_any(py),
+        Event::ToolCallStart { index, name } => ("tool_call_start", index, name).into_py_any(py),
+        Event::ToolCallArguments { index, delta } => {
+            ("tool_call_arguments", index, delta).into_py_any(py)
+        }
+        Event::ToolCallEnd { index, valid } => ("tool_call_end", index, valid).into_py_any(py),
+    };
+    events.into_iter().map(tuple).collect()
 }
 
 fn template_error(error: impl std::fmt::Display) -> PyErr {

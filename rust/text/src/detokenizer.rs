@@ -23,6 +23,7 @@ pub enum TextStart {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    shown: Arc<[u32]>,
     decoder: Utf8Decoder,
 }
 
@@ -34,13 +35,23 @@ impl Detokenizer {
         Self {
             tokenizer,
             skip_special,
+            shown: Arc::default(),
             decoder,
         }
     }
 
+    /// Keeps these special tokens, a sorted list, in the text.
+    pub fn showing(mut self, ids: Arc<[u32]>) -> Self {
+        self.shown = ids;
+        self
+    }
+
     /// Appends to `out` the text that is complete once the token is there; unknown ids have no text.
     pub fn push(&mut self, id: u32, out: &mut String) {
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skip_special
+            && self.tokenizer.is_special(id)
+            && self.shown.binary_search(&id).is_err()
+        {
             return;
         }
         if let Some(bytes) = self.tokenizer.token_bytes(id) {

@@ -20,6 +20,8 @@ pub struct TextOptions {
     pub min_tokens: usize,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
+    /// Special tokens that stay in the text all the same, see [`crate::OutputParser::special_ids`]; sorted.
+    pub shown_special_ids: Arc<[u32]>,
     /// What the first output token stands behind.
     pub start: TextStart,
 }
@@ -31,6 +33,7 @@ impl Default for TextOptions {
             include_stop_str_in_output: false,
             min_tokens: 0,
             skip_special_tokens: true,
+            shown_special_ids: Arc::default(),
             start: TextStart::Text,
         }
     }
@@ -85,8 +88,10 @@ impl ChoiceText {
             });
         }
         Ok(Self {
-            detokenizer: tokenizer
-                .map(|t| Detokenizer::new(t, options.skip_special_tokens, options.start)),
+            detokenizer: tokenizer.map(|t| {
+                Detokenizer::new(t, options.skip_special_tokens, options.start)
+                    .showing(Arc::clone(&options.shown_special_ids))
+            }),
             stop: StopMatcher::new(set, options.include_stop_str_in_output),
             min_tokens: options.min_tokens,
             num_tokens: 0,
@@ -319,6 +324,18 @@ mod tests {
             let tokens = [&byte_tokens("a")[..], &[2], &byte_tokens("b")].concat();
             assert_eq!(choice.push(&tokens).delta, expected);
         }
+    }
+
+    #[test]
+    fn special_tokens_that_a_parser_needs_stay_in_the_text() {
+        let parser = crate::OutputParser::new(Some("hermes"), None, false).unwrap();
+        assert_eq!(parser.special_ids(&byte_level()), [0; 0]);
+        let mut choice = choice(&TextOptions {
+            shown_special_ids: Arc::new([2]),
+            ..TextOptions::default()
+        });
+        let tokens = [&byte_tokens("a")[..], &[1, 2, 1], &byte_tokens("b")].concat();
+        assert_eq!(choice.push(&tokens).delta, "a<|im_end|>b");
     }
 
     #[test]

@@ -93,10 +93,13 @@ impl Tokenizer {
 
     /// Recomputes `eog` from `eos` and the names of special tokens.
     pub(super) fn collect_eog(&mut self) {
+        let special = |name: &str| self.token_to_id(name).filter(|&id| self.is_special(id));
+        // Where messages have several parts, as in gpt-oss, `<|end|>` ends a part and these two end the turn.
+        let has_parts = special("<|return|>").is_some() && special("<|call|>").is_some();
         let named = EOG_NAMES
             .iter()
-            .filter_map(|name| self.token_to_id(name))
-            .filter(|&id| self.is_special(id));
+            .filter(|name| !(has_parts && **name == "<|end|>"))
+            .filter_map(|name| special(name));
         let mut eog: Vec<u32> = named
             .chain(self.ids.eos.iter().copied())
             .chain(self.ids.eog.iter().copied())

@@ -362,6 +362,21 @@ fn a_folder_names_special_ids_and_the_template() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
+#[test]
+fn a_token_that_ends_a_part_of_a_message_does_not_end_a_generation() {
+    let ends = |tokens: &[&str]| {
+        let mut json = sentencepiece_json();
+        for (at, token) in tokens.iter().enumerate() {
+            let list = json["added_tokens"].as_array_mut().unwrap();
+            list.push(added_token(267 + at, token, true));
+        }
+        let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap();
+        tokenizer.eog_ids().to_vec()
+    };
+    assert_eq!(ends(&["<|end|>"]), [2, 267]);
+    assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), [2, 268, 269]);
+}
+
 fn deltas(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip, TextStart::Text);
     let mut deltas = Vec::new();
