@@ -10,6 +10,7 @@ import typer
 from octavo.cli.bench import bench_app
 from octavo.cli.generate import generate
 from octavo.cli.models import models_app
+from octavo.cli.verify import verify
 from octavo.errors import OctavoError
 
 _HELP = """An LLM inference engine: fast on a laptop's CPU, on one GPU, on many.
@@ -26,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("generate")(generate)
+app.command("verify")(verify)
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 
