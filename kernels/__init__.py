@@ -1,1 +1,1 @@
-"""Triton and Gluon kernels, each beside its launcher."""
+"""Triton kernels, each beside its launcher. Tensors in, tensors out; nothing here knows a model or a request."""

@@ -143,7 +143,12 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
         return ReferenceOps("cpu", dtype)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    return ReferenceOps("cuda", dtype)
+    if dtype == torch.float32:
+        # The exact path: its numbers do not depend on what else is in the step.
+        return ReferenceOps("cuda", dtype)
+    from octavo.ops.cuda import CudaOps  # noqa: PLC0415
+
+    return CudaOps("cuda", dtype)
 
 
 def _summary(config: EngineConfig, started: Started, seconds: float) -> None:

@@ -58,6 +58,23 @@ def test_fp32_on_the_gpu_gives_the_tokens_of_the_cpu_reference(
     assert tokens(llm) == expected, "with its prefixes cached"
 
 
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16}, {"enable_prefix_caching": False}])
+def test_the_kernels_score_their_tokens_as_the_exact_path_does(
+    make_llm: Callable[..., LLM], settings: dict[str, Any]
+) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
+    llm = make_llm(backend="cuda", dtype="bfloat16", **settings)
+    exact = make_llm(backend="cuda", dtype="float32")
+    for output in llm.generate(PROMPTS, greedy, use_tqdm=False):
+        sampled = output.outputs[0]
+        whole = [*output.prompt_token_ids, *sampled.token_ids]
+        score = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        scored = exact.generate([whole], score, use_tqdm=False)[0].prompt_logprobs[len(output.prompt_token_ids) :]
+        ours = [position[token].logprob for position, token in zip(sampled.logprobs, sampled.token_ids, strict=True)]
+        theirs = [position[token].logprob for position, token in zip(scored, sampled.token_ids, strict=True)]
+        assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 0.2
+
+
 def test_bf16_on_the_gpu_runs_and_leaves_nothing_behind(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(backend="cuda", dtype="bfloat16")
     assert all(len(t) == 40 for t in tokens(llm)[:6])

@@ -48,6 +48,8 @@ class AttentionMetadata:
     """An upper bound of `seq_lens`."""
     num_decode_rows: int
     """The first rows of the step, each with one new known token plus drafts; the other rows are prefills."""
+    max_decode_query_len: int
+    """An upper bound of these rows' query lengths."""
 
 
 @dataclass(slots=True)
@@ -89,8 +91,8 @@ class StoredTensor(Protocol):
         ...
 
     def release(self, stop: int | None = None) -> None:
-        """Tell the system that the pages of the rows before `stop` (None: all) are not needed any more, so that loading never holds two
-        copies of a model."""
+        """Tell the system that the pages of the rows before `stop` (None: all) are not needed any more, so that loading never
+        holds two copies of a model."""
         ...
 
 

@@ -119,7 +119,7 @@ class SlotState:
             first = plan.query_start_loc
             extra = np.concatenate([first[p.row] + np.arange(p.count) for p in prompt_rows])
             logits_indices = torch.cat([logits_indices, self._upload(extra)])
-        max_seq_len = plan.header("max_seq_len")
+        max_seq_len, decode_rows = plan.header("max_seq_len"), plan.header("num_decode_rows")
         columns = -(-max_seq_len // self.block_size)
         attention = AttentionMetadata(
             slot_mapping=slot_mapping,
@@ -130,7 +130,8 @@ class SlotState:
             block_size=self.block_size,
             max_query_len=plan.header("max_query_len"),
             max_seq_len=max_seq_len,
-            num_decode_rows=plan.header("num_decode_rows"),
+            num_decode_rows=decode_rows,
+            max_decode_query_len=1 + int(plan.rows("num_draft_tokens")[:decode_rows].max(initial=0)),
         )
         batch = Batch(input_ids=input_ids, positions=positions, logits_indices=logits_indices, attention=attention)
         return StepInputs(batch, slots, sample_rows, host_sample_rows, seq_lens[sample_rows], prompt_rows)

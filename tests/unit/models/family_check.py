@@ -30,6 +30,10 @@ SMALL = {
     "tie_word_embeddings": False,
 }
 OPS = {"reference": ReferenceOps, "cpu": lambda: CpuOps(torch.float32)}
+if torch.cuda.is_available():
+    from octavo.ops.cuda import CudaOps
+
+    OPS["cuda"] = lambda: CudaOps("cuda", torch.float32)
 TOLERANCE = {"atol": 1e-4, "rtol": 0}
 
 

@@ -1,4 +1,4 @@
-"""GGUF files of transformers' models, written with ggml's own `gguf` package: keys, tensor names and encodings are its, not ours."""
+"""GGUF files of transformers' models, written with ggml's `gguf` package: keys, tensor names and encodings are its, not ours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_gguf(path: Path, model: Any, architecture: str, types: tuple[str, ...]
 
 
 def _parts(name: str, weight: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The tensors of a file that a parameter becomes, as views: experts' gate and up are apart, and named as before transformers 5."""
+    """The tensors of a file that a parameter becomes, as views: experts' gate and up are apart, named as before transformers 5."""
     if name.endswith("experts.gate_up_proj"):
         half = weight.shape[1] // 2
         prefix = name.removesuffix("gate_up_proj")

@@ -95,20 +95,22 @@ class PagedModel:
             for group, table in zip(slots, tables, strict=True):
                 group.append(0)
                 table.append([0] * width)
+        device = self.decoder.ops.device
         return Batch(
-            input_ids=torch.tensor(ids),
-            positions=torch.tensor(positions),
-            logits_indices=torch.arange(total) if all_logits else torch.tensor(last),
+            input_ids=torch.tensor(ids, device=device),
+            positions=torch.tensor(positions, device=device),
+            logits_indices=torch.arange(total, device=device) if all_logits else torch.tensor(last, device=device),
             attention=AttentionMetadata(
-                slot_mapping=torch.tensor(slots),
-                query_start_loc=torch.tensor(starts, dtype=torch.int32),
-                seq_lens=torch.tensor(lengths, dtype=torch.int32),
-                block_table=torch.tensor(tables, dtype=torch.int32),
+                slot_mapping=torch.tensor(slots, device=device),
+                query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+                seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+                block_table=torch.tensor(tables, dtype=torch.int32, device=device),
                 group_windows=self.windows,
                 block_size=self.block_size,
                 max_query_len=max(len(tokens) for _, tokens in rows),
                 max_seq_len=max(lengths),
                 num_decode_rows=decode_rows,
+                max_decode_query_len=1,
             ),
         )
 
@@ -116,7 +118,7 @@ class PagedModel:
         self, rows: list[tuple[Sequence, list[int]]], *, padding: int = 0, all_logits: bool = False
     ) -> torch.Tensor:
         """Logits `[n, V]` of each row's last token, or of every token."""
-        return self.decoder.forward(self.batch(rows, padding=padding, all_logits=all_logits), self.cache)
+        return self.decoder.forward(self.batch(rows, padding=padding, all_logits=all_logits), self.cache).cpu()
 
     def prefill(self, sequence: Sequence, tokens: list[int], chunk: int) -> torch.Tensor:
         """Logits of every token, the prompt cut into chunks."""

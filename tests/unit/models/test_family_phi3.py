@@ -58,7 +58,7 @@ def test_sequences_beyond_the_original_length_use_the_long_frequencies(longrope,
         model = PagedModel(decoder)
         batch = model.batch([(model.sequence(), tokens[:count])], all_logits=True)
         batch.positions += offset
-        logits = decoder.forward(batch, model.cache)
+        logits = decoder.forward(batch, model.cache).cpu()
         torch.testing.assert_close(logits, logits_of(oracle, tokens[:count]), **TOLERANCE)
 
 

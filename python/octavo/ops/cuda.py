@@ -1,0 +1,227 @@
+"""NVIDIA GPUs: matrix products by cuBLAS, everything else by the Triton kernels of `octavo.kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import attention as attention_kernels
+from octavo.kernels import fused
+from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
+from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
+
+_MAX_DECODE_QUERIES = 16
+
+
+@dataclass(slots=True)
+class LinearWeight:
+    """`weight` is `[out, in]`, `bias` `[out]` or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """One cache group's part of a step; lengths and tables stay on the device."""
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    num_decode_rows: int
+    num_decode_tokens: int
+    """An upper bound."""
+    max_decode_query_len: int
+    max_seq_len: int
+
+
+class CudaOps:
+    """The op set of Triton kernels. Activations, weights and cache are `dtype`.
+
+    Args:
+        device: a CUDA device; `"cpu"` under Triton's interpreter, for tests.
+        dtype: bf16 or fp16 for speed; fp32 multiplies in full precision.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16):
+        self.device = torch.device(device)
+        self.dtype = dtype
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def vector(self, source: StoredTensor, offset: float = 0.0) -> Tensor:
+        """A copy of the vector plus `offset`."""
+        return read_vector(source, self.device, self.dtype, offset)
+
+    def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> LinearWeight:
+        """`parts` stacked along `out`, with their biases."""
+        weight = read_matrix(parts, self.device, self.dtype)
+        return LinearWeight(weight, read_bias(biases, self.device, self.dtype))
+
+    def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Tensor, LinearWeight | None]:
+        """The table, and the same memory as a head."""
+        table = read_matrix([source], self.device, self.dtype)
+        return table, LinearWeight(table, None) if tied else None
+
+    def expert_weights(
+        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
+    ) -> list[tuple[LinearWeight, LinearWeight]]:
+        """Two weights for each expert."""
+        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
+
+    def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
+        """`[max_positions * len(variants), 2 * len(inv_freq)]` fp32: cosines, then sines."""
+        return torch.cat(rope_angles(variants, magnitude, max_positions), dim=1).to(self.device)
+
+    def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
+        """Zeros."""
+        return lazy_zeros((num_blocks, 2, num_kv_heads, block_size, head_dim), self.device, self.dtype)
+
+    def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
+        """Bytes of one block of one layer."""
+        return 2 * num_kv_heads * block_size * head_dim * self.dtype.itemsize
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
+        """The kernels read everything on the device: only views and 32-bit copies are made here."""
+        rows, tokens = metadata.block_table.shape[1], metadata.slot_mapping.shape[1]
+        decode_rows = metadata.num_decode_rows
+        # Without prefill rows all queries are short; beside them a decode row has one token and its drafts.
+        longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
+        if longest > _MAX_DECODE_QUERIES:
+            decode_rows = 0
+        return [
+            AttentionStep(
+                slot_mapping=slot_mapping.int(),
+                block_table=block_table.int(),
+                query_start_loc=metadata.query_start_loc.int(),
+                seq_lens=metadata.seq_lens.int(),
+                num_decode_rows=decode_rows,
+                num_decode_tokens=min(tokens, decode_rows * longest),
+                max_decode_query_len=longest,
+                max_seq_len=metadata.max_seq_len,
+            )
+            for slot_mapping, block_table in zip(metadata.slot_mapping, metadata.block_table, strict=True)
+        ]
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:
+        """`table[ids] * scale`."""
+        rows = table[ids.long()]
+        return rows if scale == 1.0 else rows * scale
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        """`x @ weight.T + bias`."""
+        return torch.nn.functional.linear(x, weight.weight, weight.bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x²) + eps) * weight`."""
+        return fused.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of `residual + scale * x`, and that sum in `residual`'s memory."""
+        return fused.add_rms_norm(residual, x.contiguous(), scale, weight, eps)
+
+    def add(self, residual: Tensor, x: Tensor, scale: float) -> Tensor:
+        """`residual + scale * x`."""
+        return torch.add(residual, x, alpha=scale)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        rope: Tensor,
+        kv_cache: Tensor,
+        step: Any,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        interleaved: bool,
+    ) -> Tensor:
+        """One kernel, but for norms over all heads; see `OpSet`."""
+        plan: AttentionStep = step
+        head_dim, kv_size = kv_cache.shape[4], kv_cache.shape[2] * kv_cache.shape[4]
+        if q_norm is not None and k_norm is not None and len(q_norm) != head_dim:
+            q, k, v = qkv.split([qkv.shape[1] - 2 * kv_size, kv_size, kv_size], dim=1)
+            qkv = torch.cat([self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps), v], dim=1)
+            q_norm = k_norm = None
+        return fused.rotate_and_store(
+            qkv.contiguous(), positions, rope, plan.slot_mapping, kv_cache, q_norm, k_norm, eps, interleaved
+        )
+
+    def attention(
+        self, q: Tensor, kv_cache: Tensor, step: Any, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """The step's decode rows by one kernel, its prefill rows by another; see `OpSet`."""
+        plan: AttentionStep = step
+        out = torch.zeros_like(q)
+        decodes, rows = plan.num_decode_rows, plan.block_table.shape[0]
+        limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        if decodes:
+            attention_kernels.decode_attention(
+                q,
+                kv_cache,
+                plan.block_table[:decodes],
+                plan.query_start_loc[: decodes + 1],
+                plan.seq_lens[:decodes],
+                out,
+                plan.max_decode_query_len,
+                plan.max_seq_len,
+                **limits,
+            )
+        if rows > decodes:
+            attention_kernels.prefill_attention(
+                q,
+                kv_cache,
+                plan.block_table[decodes:],
+                plan.query_start_loc[decodes:],
+                plan.seq_lens[decodes:],
+                out,
+                q.shape[0] - decodes,
+                **limits,
+            )
+        return out.view(q.shape[0], -1)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """`act(x[:, :F]) * x[:, F:]`."""
+        return fused.gated(x.contiguous(), activation == "silu")
+
+    def moe(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        experts: Any,
+        *,
+        num_per_token: int,
+        normalize: bool,
+        activation: Activation,
+    ) -> Tensor:
+        """Expert by expert; see `OpSet`."""
+
+        def run(expert: int, rows: Tensor) -> Tensor:
+            gate_up, down = experts[expert]
+            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
+
+        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
+        return mix_experts(x, chosen, probabilities, run)
+
+    def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
+        """`x[indices]`."""
+        return x[indices.long()]
+
+    def logits(self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None) -> Tensor:
+        """fp32 logits; see `OpSet`."""
+        logits = self.linear(x, weight).float()
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
