@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from octavo.cli.options import engine_options
+from octavo.cli.options import engine_options, sampling_options
+from octavo.cli.prompts import read_prompts
+from octavo.cli.terminal import write
 from octavo.config import EngineConfig
-from octavo.errors import ParameterError
-from octavo.outputs import RequestOutput
+from octavo.errors import ContextLengthError, ParameterError
+from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
-
-_SAMPLING = "Sampling"
-
-
-def _option(help_text: str, *flags: str) -> Any:
-    return typer.Option(None, *flags, help=help_text, rich_help_panel=_SAMPLING)
 
 
 @engine_options
-def generate(  # one parameter for each option of the command line
+@sampling_options
+def generate(
     config: EngineConfig,
+    sampling: dict[str, Any],
     model: str | None = typer.Argument(None, help="Model: built-in name, hub id, folder or .gguf file."),
     prompt: list[str] | None = typer.Option(None, "--prompt", "-p", help="A prompt; may be given many times."),
     file: list[Path] | None = typer.Option(
         None,
         "--file",
         "-f",
-        help="A file: each line of a .jsonl is a prompt (text, or {'prompt': …}), any other file is one.",
+        help="A file, or - for stdin: each line of a .jsonl is a prompt (text, or {'prompt': …}), any other file is one.",
     ),
+    lines: bool = typer.Option(False, "--lines", help="Each line of a file or of stdin is a prompt."),
     chat: bool = typer.Option(
         False, "--chat", help="Wrap each prompt as a user's message in the model's chat template."
     ),
@@ -41,120 +41,113 @@ def generate(  # one parameter for each option of the command line
     as_json: bool = typer.Option(
         False, "--json", help="One JSON object for each prompt: text, token_ids, finish_reason, usage."
     ),
-    max_tokens: int | None = _option("Output tokens at most (16 by default; with --chat, the rest of the context)."),
-    temperature: float | None = _option("0 is greedy."),
-    top_p: float | None = _option("Keep the likeliest tokens whose probabilities reach this."),
-    top_k: int | None = _option("Keep this many of the likeliest tokens."),
-    min_p: float | None = _option("Drop tokens less likely than this times the likeliest."),
-    presence_penalty: float | None = _option("Subtracted from the logit of each token already written."),
-    frequency_penalty: float | None = _option("The same, for each time it was written."),
-    repetition_penalty: float | None = _option("Makes tokens of prompt and output less likely; 1 is neutral."),
-    sampling_seed: int | None = _option("Seed of this command's draws.", "--sampling-seed"),
-    n: int | None = _option("Choices for each prompt."),
-    stop: list[str] | None = _option("End before this text; may be given many times."),
-    min_tokens: int | None = _option("Output tokens before which the model may not end."),
-    ignore_eos: bool | None = _option("Go on to --max-tokens whatever the model says."),
-    logprobs: int | None = _option("With --json: this many likeliest tokens at each position."),
+    n: int | None = typer.Option(None, help="Choices for each prompt."),
+    logprobs: int | None = typer.Option(None, help="With --json: this many likeliest tokens at each position."),
 ) -> None:
     """Complete prompts.
 
+    One prompt is answered as it is written; of many, prompts and answers are printed in order. Without -p and -f the prompt
+    is read from standard input.
+
+    \b
     Examples:
-
       octavo generate -p "The capital of France is"
-
       octavo generate --chat -p "Why is the sky blue?" --max-tokens 100
-
+      octavo generate --system "Answer in French." -p "Hello!" --temperature 0
+      echo "Once upon a time" | octavo generate --max-tokens 50
+      octavo generate -f essay.txt --lines -f questions.txt --chat
       octavo generate org/model -f prompts.jsonl --json > out.jsonl
 
-      echo "Once upon a time" | octavo generate --temperature 0
+    Exit code: 0 if every prompt has its answer, 1 if one failed while it ran, 2 if an argument or prompt is wrong
+    (nothing has run then), 130 if interrupted.
     """
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "repetition_penalty": repetition_penalty,
-        "seed": sampling_seed,
-        "n": n,
-        "stop": stop or None,
-        "min_tokens": min_tokens,
-        "ignore_eos": ignore_eos,
-        "logprobs": logprobs,
-    }
-    prompts = _prompts(prompt or [], file or [])
-    _generate(
-        config, prompts, {k: v for k, v in given.items() if v is not None}, chat or system is not None, system, as_json
-    )
-
-
-def _generate(
-    config: EngineConfig, prompts: list[str], given: dict[str, Any], chat: bool, system: str | None, as_json: bool
-) -> None:
-    SamplingParams(**given)  # wrong values are told before the model is loaded
+    given = {**sampling, **{name: value for name, value in (("n", n), ("logprobs", logprobs)) if value is not None}}
+    SamplingParams(**given)  # wrong values are told before anything is read or loaded
+    prompts = read_prompts(prompt or [], file or [], lines)
+    head = [] if system is None else [{"role": "system", "content": system}]
+    conversation = (lambda text: [*head, {"role": "user", "content": text}]) if chat or head else None
     from octavo.llm import LLM  # noqa: PLC0415  loads torch
 
     config.disable_log_stats = config.disable_log_stats or not sys.stderr.isatty()
     with LLM.from_config(config) as llm:
-        params = replace(llm.engine.default_sampling_params(chat=chat), **given)
-        head = [{"role": "system", "content": system}] if system is not None else []
-        conversations = [[*head, {"role": "user", "content": p}] for p in prompts]
-        if len(prompts) == 1 and params.n == 1 and not as_json:
-            shown = ""
-            for output in llm.stream(conversations[0] if chat else prompts[0], params):
-                text = output.outputs[0].text
-                print(text[len(shown) :], end="", flush=True)
-                shown = text
-            print()
-            return
-        outputs = llm.chat(conversations, params) if chat else llm.generate(prompts, params)
-    for output in outputs:
-        print(json.dumps(_as_json(output), ensure_ascii=False) if as_json else _as_text(output))
+        if len(prompts) == 1 and not as_json and (n or 1) == 1:
+            failed = _stream(llm, prompts[0], given, conversation)
+        else:
+            failed = _print_all(llm, prompts, given, conversation, as_json)
+    if failed:
+        raise typer.Exit(1)
 
 
-def _prompts(given: list[str], files: list[Path]) -> list[str]:
-    prompts = list(given)
-    for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ParameterError("file", str(path), f"a readable UTF-8 file ({error})") from error
-        prompts += (
-            # Not splitlines(): JSON strings may hold other separators of lines.
-            [_line(path, line) for line in text.split("\n") if line.strip()] if path.suffix == ".jsonl" else [text]
-        )
-    # A closed standard input is None.
-    if not prompts and sys.stdin is not None and not sys.stdin.isatty():
-        try:
-            text = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise ParameterError("prompt", "standard input", f"UTF-8 text ({error})") from error
-        prompts = [text.removesuffix("\n")] if text else []
-    if not prompts:
-        raise ParameterError("prompt", None, "given: use -p TEXT, -f FILE, or pipe text in")
-    return prompts
+_Conversation = Callable[[str], list[dict[str, Any]]] | None
 
 
-def _line(path: Path, line: str) -> str:
+def _params(llm: Any, given: dict[str, Any], conversation: _Conversation) -> SamplingParams:
+    defaults: SamplingParams = llm.engine.default_sampling_params(chat=conversation is not None)
+    return replace(defaults, **given)
+
+
+def _stream(llm: Any, prompt: str, given: dict[str, Any], conversation: _Conversation) -> bool:
+    """Prints one answer as it grows; whether it failed."""
+    shown, error = "", None
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        if line.lstrip().startswith("{"):
-            raise ParameterError("file", str(path), f"lines of text or of valid JSON ({error})") from error
-        return line
-    if isinstance(value, dict):
-        value = value.get("prompt")
-    if not isinstance(value, str):
-        raise ParameterError(
-            "file", str(path), f"lines of text, JSON strings or objects with 'prompt', not {line[:60]!r}"
-        )
-    return value
+        for output in llm.stream(conversation(prompt) if conversation else prompt, _params(llm, given, conversation)):
+            text, error = output.outputs[0].text, output.error
+            write(text[len(shown) :])
+            shown = text
+    finally:
+        write("\n")
+    if error is not None:
+        _tell(f"the prompt failed: {error}")
+    return error is not None
 
 
-def _as_text(output: RequestOutput) -> str:
-    return "\n".join(f"{output.prompt or ''}{choice.text}" for choice in output.outputs)
+def _print_all(llm: Any, prompts: list[str], given: dict[str, Any], conversation: _Conversation, as_json: bool) -> bool:
+    """Prints the answers in the order of the prompts, each as soon as those before it are there; whether one failed."""
+    params = _params(llm, given, conversation)
+    submissions = []
+    for number, prompt in enumerate(prompts, start=1):
+        try:
+            submissions.append(llm.engine.submission(_parsed(llm, prompt, conversation), params))
+        except ContextLengthError as error:
+            allowed = f"{error.allowed}; prompt {number} of {len(prompts)} is longer"
+            raise ParameterError("prompt", error.value, allowed) from error
+    failed = False
+    for prompt, output in zip(prompts, _in_order(llm, submissions), strict=True):
+        failed = failed or output.error is not None
+        if as_json:
+            print(json.dumps(_as_json(output), ensure_ascii=False), flush=True)
+            continue
+        if output.error is not None:
+            _tell(f"a prompt failed: {output.error}")
+        for choice in output.outputs:
+            write(f"{prompt}\n{choice.text}\n\n" if conversation else f"{prompt}{choice.text}\n")
+    return failed
+
+
+def _parsed(llm: Any, prompt: str, conversation: _Conversation) -> Any:
+    from octavo.inputs import parse_prompt  # noqa: PLC0415
+
+    return llm.engine.render_chat(conversation(prompt)) if conversation else parse_prompt(prompt)
+
+
+def _in_order(llm: Any, submissions: list[Any]) -> Iterator[RequestOutput]:
+    from octavo.progress import RequestProgress  # noqa: PLC0415
+
+    # A bar among the answers would be unreadable.
+    quiet = sys.stdout is not None and sys.stdout.isatty()
+    with llm.engine.submit(submissions) as batch, RequestProgress(len(submissions), not quiet) as progress:
+        waiting = iter(list(batch.assemblers.values()))
+        head = next(waiting, None)
+        for output in batch.updates():
+            if output.finished:
+                progress.advance(output)
+            while head is not None and head.output.finished:
+                yield head.output
+                head = next(waiting, None)
+
+
+def _tell(message: str) -> None:
+    print(f"octavo: {message}", file=sys.stderr, flush=True)
 
 
 def _as_json(output: RequestOutput) -> dict[str, Any]:
@@ -172,11 +165,17 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
     }
     if others:
         found["choices"] = [_choice(choice) for choice in output.outputs]
+    if output.error is not None:
+        found["error"] = output.error
     return found
 
 
-def _choice(choice: Any) -> dict[str, Any]:
-    found = {"text": choice.text, "token_ids": choice.token_ids, "finish_reason": choice.finish_reason}
+def _choice(choice: CompletionOutput) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+    }
     if choice.logprobs is not None:
         found["logprobs"] = [
             [{"id": token, "token": entry.decoded_token, "logprob": entry.logprob} for token, entry in position.items()]
