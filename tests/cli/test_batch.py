@@ -268,9 +268,9 @@ def test_no_more_requests_than_allowed_are_in_flight_and_the_input_is_read_as_it
             most = max(most, taken - written)
             yield entry
 
-    def progress(lines: int) -> None:
+    def progress(is_new: bool) -> None:
         nonlocal written
-        written += lines
+        written += is_new
 
     with source.open("rb") as file, Results(output) as results:
         assert BatchRunner(small_llm.engine, "tiny", results, 5, progress).run(entries(file))

@@ -37,11 +37,11 @@ class BatchRunner:
         model: what replies call it.
         results: where they go; what is there already is skipped.
         limit: requests in the engine at once.
-        progress: called with the number of lines that have come to an end (finished or skipped) since the last call.
+        progress: called for each line that has come to an end, with whether it has a new result.
     """
 
     def __init__(
-        self, engine: LLMEngine, model: str, results: Results, limit: int, progress: Callable[[int], None]
+        self, engine: LLMEngine, model: str, results: Results, limit: int, progress: Callable[[bool], None]
     ) -> None:
         self._engine = engine
         self._model = model
@@ -84,7 +84,7 @@ class BatchRunner:
         done = self._results.custom_ids if self._is_keyed(entry) else self._results.result_ids
         if (entry.custom_id if self._is_keyed(entry) else entry.result_id) in done:
             self.skipped += 1
-            self._progress(1)
+            self._progress(False)
             return
         if entry.error is not None:
             self._write(entry, *entry.error)
@@ -178,4 +178,4 @@ class BatchRunner:
 
     def _write(self, entry: Entry, status: int, body: dict[str, Any]) -> None:
         self._results.write(entry.result_id, entry.custom_id, status, f"req_{secrets.token_hex(12)}", body)
-        self._progress(1)
+        self._progress(True)

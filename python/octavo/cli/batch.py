@@ -128,6 +128,7 @@ class _Progress:
 
     def __init__(self, total: int, llm: Any) -> None:
         self._llm = llm
+        self._total = total
         self._start = time.perf_counter()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -148,15 +149,20 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def advance(self, lines: int) -> None:
-        """Notes lines that have come to an end."""
-        self._progress.update(self._task, advance=lines, rate=f"{self._rate():,.0f} tokens/s")
+    def advance(self, is_new: bool) -> None:
+        """Notes a line that has come to an end; one whose result was there is no part of the work."""
+        if is_new:
+            self._progress.update(self._task, advance=1, rate=f"{self._rate():,.0f} tokens/s")
+        else:
+            self._total -= 1
+            self._progress.update(self._task, total=self._total)
 
     def note(self, text: str) -> None:
         """Says something that must be read now."""
-        self._progress.update(self._task, description=text)
         if self._progress.disable:
             _say(text)
+        else:
+            self._progress.console.print(f"octavo: {text}", highlight=False)
 
     def summary(self) -> str:
         """Tokens, and how fast."""
