@@ -83,6 +83,12 @@ def gated(x: Tensor, silu: bool) -> Tensor:
 
 
 @triton.jit
+def _finite(x):
+    """What the cache may hold: a later owner of the block multiplies what it does not see by 0."""
+    return tl.where(tl.abs(x) < 3e38, x, 0.0)
+
+
+@triton.jit
 def _rotate_and_store_kernel(
     qkv, positions, rope, slots, q_norm, k_norm, q_out, cache, eps,
     heads, kv_heads, dim, rotary_half, block_size, block_stride, kv_stride, head_stride,
@@ -97,7 +103,9 @@ def _rotate_and_store_kernel(
     place = (slot // block_size) * block_stride + kv_head.to(tl.int64) * head_stride + (slot % block_size) * dim
     if head >= heads + kv_heads:
         column = tl.arange(0, DIM)
-        value = tl.load(source + column, mask=column < dim, other=0.0)
+        value = _finite(tl.load(source + column, mask=column < dim, other=0.0).to(tl.float32)).to(
+            cache.dtype.element_ty
+        )
         tl.store(cache + place + kv_stride + column, value, mask=column < dim)
     else:
         pair = tl.arange(0, HALF)
@@ -120,8 +128,11 @@ def _rotate_and_store_kernel(
         cos = tl.load(angles + pair, mask=in_pair, other=0.0)
         sin = tl.load(angles + rotary_half + pair, mask=in_pair, other=0.0)
         target = q_out + token * heads * dim + head * dim if is_query else cache + place
-        tl.store(target + first, (a * cos - b * sin).to(q_out.dtype.element_ty), mask=in_pair)
-        tl.store(target + second, (b * cos + a * sin).to(q_out.dtype.element_ty), mask=in_pair)
+        turned, other = a * cos - b * sin, b * cos + a * sin
+        if not is_query:
+            turned, other, c = _finite(turned), _finite(other), _finite(c)
+        tl.store(target + first, turned.to(q_out.dtype.element_ty), mask=in_pair)
+        tl.store(target + second, other.to(q_out.dtype.element_ty), mask=in_pair)
         tl.store(target + rest, c.to(q_out.dtype.element_ty), mask=in_rest)
 
 

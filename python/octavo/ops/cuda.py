@@ -14,6 +14,11 @@ from octavo.kernels import fused
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
 
+try:
+    from octavo.kernels import hopper
+except ImportError:  # another release of Triton, whose Gluon differs
+    hopper = None  # type: ignore[assignment]
+
 _MAX_DECODE_QUERIES = 16
 
 
@@ -180,7 +185,12 @@ class CudaOps:
                 **limits,
             )
         if rows > decodes:
-            attention_kernels.prefill_attention(
+            prefill_attention = (
+                hopper.prefill_attention
+                if hopper is not None and hopper.supports(q, kv_cache.shape[3])
+                else attention_kernels.prefill_attention
+            )
+            prefill_attention(
                 q,
                 kv_cache,
                 plan.block_table[decodes:],
