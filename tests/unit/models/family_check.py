@@ -109,7 +109,9 @@ class CheckFamily:
         oracle.save_pretrained(folder)
         return folder, oracle
 
-    @pytest.fixture(scope="class", params=OPS)
+    @pytest.fixture(
+        scope="class", params=[pytest.param(name, marks=pytest.mark.gpu if name == "cuda" else ()) for name in OPS]
+    )
     @classmethod
     def pair(cls, request, checkpoint):
         folder, oracle = checkpoint

@@ -138,7 +138,7 @@ def naive_rotate(x: torch.Tensor, position: int, inv_freq: list[float], interlea
     return result
 
 
-@pytest.fixture(params=OPS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.gpu if name == DEVICE else ()) for name in OPS])
 def ops(request):
     return OPS[request.param]()
 

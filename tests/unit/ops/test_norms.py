@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = {"cpu": CpuOps, "reference": ReferenceOps, "cuda": lambda: CudaOps(DEVICE, torch.float32)}
 
 
-@pytest.fixture(params=OPS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.gpu if name == DEVICE else ()) for name in OPS])
 def ops(request):
     return OPS[request.param]()
 
