@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.models.families.base import Config
+from octavo.models.fields import Config, expect, integer, shown
 from octavo.ops.base import StoredTensor
 
 _FIELDS = {
@@ -32,9 +32,24 @@ _FIELDS = {
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
+    "norm_topk_prob": "expert_weights_norm",
     "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
 }
 """Field of a `config.json`: key of the metadata, without the architecture before it."""
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "rope.dimension_sections": (None,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Keys that would change the computation, and the values that do not; expert gates 0 and 1 are the default and softmax."""
 _FACTORS = {
     "factors": "rope_freqs.weight",
     "short_factor": "rope_factors_short.weight",
@@ -58,6 +73,9 @@ def config_from_gguf(metadata: Config, tensors: Mapping[str, StoredTensor]) -> d
 
     if _EMBEDDING not in tensors:
         raise ModelError(f"tensor {_EMBEDDING} is missing")
+    for key, allowed in _FIXED.items():
+        if value(key) is not None:
+            expect(metadata, f"{architecture}.{key}", *allowed)
     config = {field: value(key) for field, key in _FIELDS.items() if value(key) is not None}
     for field in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if field in config:
@@ -67,12 +85,18 @@ def config_from_gguf(metadata: Config, tensors: Mapping[str, StoredTensor]) -> d
         size = hidden // heads
     value_size = value("attention.value_length", size)
     if value_size != size:
-        raise ModelError(f"{architecture}.attention.value_length={value_size!r} must be {size!r}, the keys' length")
+        raise ModelError(
+            f"{architecture}.attention.value_length={shown(value_size)} must be {shown(size)}, the keys' length"
+        )
     if config.get("sliding_window") == 0:
         config["sliding_window"] = None
-    rotated = value("rope.dimension_count", size)
-    if isinstance(rotated, int) and isinstance(size, int) and size > 0 and rotated != size:
-        config["partial_rotary_factor"] = rotated / size
+    pattern = value("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = pattern
+    if isinstance(size, int) and size > 0 and value("rope.dimension_count", size) != size:
+        config["partial_rotary_factor"] = integer(metadata, f"{architecture}.rope.dimension_count", size) / size
     config["rope_parameters"] = _rope(architecture, value, tensors)
     config["vocab_size"] = tensors[_EMBEDDING].shape[0]
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
@@ -99,7 +123,7 @@ def _rope(architecture: str, value: Any, tensors: Mapping[str, StoredTensor]) ->
         }
     if scaling not in ("none", "linear", "yarn"):
         raise ModelError(
-            f"{architecture}.rope.scaling.type={scaling!r} is not supported; supported: 'none', 'linear', 'longrope', 'yarn'"
+            f"{architecture}.rope.scaling.type={shown(scaling)} is not supported; supported: 'none', 'linear', 'longrope', 'yarn'"
         )
     factor = value("rope.scaling.factor", value("rope.scale_linear", 1.0))
     if scaling == "yarn":
@@ -107,13 +131,12 @@ def _rope(architecture: str, value: Any, tensors: Mapping[str, StoredTensor]) ->
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+            "attention_factor": value("rope.scaling.yarn_attn_factor"),
             "beta_fast": value("rope.scaling.yarn_beta_fast"),
             "beta_slow": value("rope.scaling.yarn_beta_slow"),
         }
     # Files without a scaling type may have a factor for linear scaling all the same.
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < 1e30:
-        raise ModelError(f"{architecture}.rope.scaling.factor={factor!r} must be a finite number above 0")
-    return {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    return {"rope_type": "linear", "factor": factor}
 
 
 def _same_in_all_layers(key: str, value: Any) -> Any:

@@ -7,7 +7,8 @@ model and one tensor, never two models.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from octavo.errors import ModelError
 from octavo.models.catalog import ModelSource
 from octavo.models.decoder import Decoder
 from octavo.models.families import family_of_config, family_of_gguf
-from octavo.models.families.base import GGUF_NAMES, Config, token_ids
+from octavo.models.families.base import GGUF_NAMES
+from octavo.models.fields import Config, token_ids
 from octavo.models.gguf_config import ROPE_TENSORS, config_from_gguf
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.base import NamedWeights, PermutedTensor, WeightError
@@ -89,7 +91,8 @@ def load_model(source: ModelSource, ops: OpSet, max_positions: int | None = None
 
 def _open_folder(source: ModelSource) -> OpenedModel:
     config = _read_json(source.path / "config.json")
-    family = family_of_config(config)
+    with _blaming(source.path):
+        family = family_of_config(config)
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -101,7 +104,8 @@ def _open_folder(source: ModelSource) -> OpenedModel:
     )
     generation = source.path / "generation_config.json"
     if generation.is_file():
-        ids = token_ids(_read_json(generation).get("eos_token_id"))
+        with _blaming(generation):
+            ids = token_ids(_read_json(generation).get("eos_token_id"))
         spec = replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + ids)))
     weights = NamedWeights(SafetensorsFolder(source.path), family.names, prefixes=family.prefixes)
     return OpenedModel(source, _with_tying(spec, weights), weights, family.ignored)
@@ -109,13 +113,11 @@ def _open_folder(source: ModelSource) -> OpenedModel:
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
     file = GgufFile(source.path)
-    family = family_of_gguf(file.metadata)
-    layout = family.gguf
-    assert layout is not None, "families without a layout are not found by a GGUF file"
-    try:
+    with _blaming(source.path):
+        family = family_of_gguf(file.metadata)
+        layout = family.gguf
+        assert layout is not None, "families without a layout are not found by a GGUF file"
         config = {**family.defaults, **layout.defaults, **config_from_gguf(file.metadata, file.tensors)}
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise ModelError(f"{source.path}: {error}") from error
     spec = _spec(source, lambda fields: family.from_config({**fields, **layout.derive(fields)}), config)
     # Files of families that add 1 to norm weights hold the sum.
     spec = replace(spec, norm_offset=0.0)
@@ -138,13 +140,8 @@ def _undo_pair_order(spec: ModelSpec) -> Callable[[str, StoredTensor], StoredTen
 
 
 def _spec(source: ModelSource, make: Callable[[Config], ModelSpec], config: Config) -> ModelSpec:
-    """The spec of a configuration; what its family did not foresee is the file's fault as well."""
-    try:
+    with _blaming(source.path):
         spec = make(config)
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"{source.path}: a field of the configuration has a wrong kind of value: {error}") from error
     if spec.max_positions < 2:
         raise ModelError(f"{source.path}: a context of {spec.max_positions} tokens leaves no room for an output")
     for layer in set(spec.layers):
@@ -154,16 +151,24 @@ def _spec(source: ModelSource, make: Callable[[Config], ModelSpec], config: Conf
     return spec
 
 
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Errors name the file; what the reader of a field did not foresee is the file's fault as well."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ModelError(f"{path}: a field of the configuration has a wrong kind of value: {error}") from error
+
+
 def _with_tying(spec: ModelSpec, weights: NamedWeights) -> ModelSpec:
     """The head is the embedding if the file has no head of its own, whatever the configuration says."""
     if not weights.has("head.weight"):
         return replace(spec, tied_embeddings=True)
     if not spec.tied_embeddings:
         return spec
-    shape = (spec.vocab_size, spec.hidden_size)
-    head, embedding = weights.tensor("head.weight", shape), weights.tensor("embedding.weight", shape)
-    same = head.storage == embedding.storage and np.array_equal(head.rows(0, shape[0]), embedding.rows(0, shape[0]))
-    return replace(spec, tied_embeddings=same)
+    return replace(spec, tied_embeddings=weights.equal("head.weight", "embedding.weight"))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -125,6 +125,13 @@ def _write_config(writer: gguf.GGUFWriter, config: Any, architecture: str) -> No
     if rope.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+    if (local := config.rope_parameters.get("sliding_attention")) is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):

@@ -29,14 +29,24 @@ def edit(make_llama):
         ({"architectures": ["NoSuchForCausalLM"]}, r"architectures=\['NoSuchForCausalLM'\] is not supported"),
         ({"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
         ({"rope_parameters": {"rope_type": "magic"}}, "rope_type 'magic' is not supported"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear' needs 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear': .* lacks 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "factor=-2.0 must be a finite number above 0"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta=nan must be a finite number above 0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor=0 must be a finite number above 0"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters has an object 'full_attention'",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling=.*yarn.* contradicts rope_parameters"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method='gptq'"),
         ({"remove": "num_attention_heads"}, "lacks 'num_attention_heads'"),
     ],
 )
 def test_what_is_not_supported_is_named(edit, fields, message):
-    with pytest.raises(ValueError, match=message):
-        open_model(edit(**fields))
+    source = edit(**fields)
+    with pytest.raises(ValueError, match=message) as caught:
+        open_model(source)
+    assert str(source.path) in str(caught.value)
 
 
 def test_end_tokens_of_both_configuration_files_count(edit):

@@ -28,6 +28,19 @@ MODELS = {
     "llama_tied_bias": ("llama", small(LlamaConfig, attention_bias=True, tie_word_embeddings=True)),
     "mixtral": ("llama", small(MixtralConfig, num_local_experts=4, sliding_window=None)),
     "qwen2": ("qwen2", small(Qwen2Config)),
+    "qwen2_yarn": (
+        "qwen2",
+        small(
+            Qwen2Config,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "attention_factor": 0.7,
+            },
+        ),
+    ),
     "qwen3": ("qwen3", small(Qwen3Config, head_dim=32)),
     "qwen3_moe": (
         "qwen3moe",
@@ -49,7 +62,7 @@ MODELS = {
             num_hidden_layers=6,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
             },
             **GEMMA,
         ),

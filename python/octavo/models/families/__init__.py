@@ -9,7 +9,8 @@ import importlib
 import pkgutil
 
 from octavo.errors import ModelError
-from octavo.models.families.base import Config, Family
+from octavo.models.families.base import Family
+from octavo.models.fields import Config, shown
 
 FAMILIES: tuple[Family, ...] = tuple(
     module.FAMILY
@@ -27,7 +28,7 @@ def family_of_config(config: Config) -> Family:
         if isinstance(name, str) and name in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[name]
     raise ModelError(
-        f"architectures={architectures!r} is not supported; supported: {', '.join(sorted(_BY_ARCHITECTURE))}"
+        f"architectures={shown(architectures)} is not supported; supported: {', '.join(sorted(_BY_ARCHITECTURE))}"
     )
 
 
@@ -35,5 +36,7 @@ def family_of_gguf(metadata: Config) -> Family:
     """The family of a GGUF file; `ValueError` names an architecture that is not supported."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _BY_GGUF:
-        raise ModelError(f"general.architecture={name!r} is not supported; supported: {', '.join(sorted(_BY_GGUF))}")
+        raise ModelError(
+            f"general.architecture={shown(name)} is not supported; supported: {', '.join(sorted(_BY_GGUF))}"
+        )
     return _BY_GGUF[name]

@@ -11,18 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from octavo.errors import ModelError
+from octavo.models.fields import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Config,
+    expect,
+    integer,
+    mapping,
+    number,
+    shown,
+    token_ids,
+)
 from octavo.models.rope import rope_from_config
 from octavo.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RopeSpec
 
-Config = Mapping[str, Any]
-# Bounds of what a configuration may say: a damaged file must not make tables of any size before its tensors are looked at.
-MAX_VOCAB: Final = 1 << 24
-MAX_POSITIONS: Final = 1 << 24
-MAX_WIDTH: Final = 1 << 20
-MAX_LAYERS: Final = 1 << 12
-MAX_HEADS: Final = 1 << 12
-MAX_HEAD_DIM: Final = 1 << 12
-MAX_EXPERTS: Final = 1 << 12
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -135,11 +142,7 @@ GGUF_NAMES = names(
 
 def rope_spec(config: Config, layer_type: str | None = None, interleaved: bool = False) -> RopeSpec:
     """The rotation of `rope_parameters` or `rope_scaling`; of one layer type where these differ by it."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ModelError(f"rope_parameters={_shown(parameters)} must be an object")
-    if layer_type is not None and isinstance(parameters.get(layer_type), Mapping):
-        parameters = parameters[layer_type]
+    parameters = _rope_parameters(config, layer_type)
     outside = {
         key: config[key]
         for key in ("partial_rotary_factor", "original_max_position_embeddings")
@@ -149,6 +152,20 @@ def rope_spec(config: Config, layer_type: str | None = None, interleaved: bool =
     return rope_from_config(
         outside | dict(parameters), head_dim(config), length, number(config, "rope_theta", 10000.0), interleaved
     )
+
+
+def _rope_parameters(config: Config, layer_type: str | None) -> Config:
+    """The object of newer files, `rope_parameters`, or of older ones, `rope_scaling`."""
+    parameters, scaling = mapping(config, "rope_parameters"), mapping(config, "rope_scaling")
+    if layer_type is not None and layer_type in parameters:
+        parameters = mapping(parameters, layer_type)
+    if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
+        raise ModelError(f"rope_parameters has an object {shown(nested[0])}; one rotation for all layers is supported")
+    if parameters and scaling and not scaling.items() <= parameters.items():
+        raise ModelError(
+            f"rope_scaling={shown(scaling)} contradicts rope_parameters={shown(parameters)}; keep one of them"
+        )
+    return parameters or scaling
 
 
 def head_dim(config: Config) -> int:
@@ -200,19 +217,23 @@ def num_layers(config: Config) -> int:
     return integer(config, "num_hidden_layers", MAX_LAYERS)
 
 
-def windows(config: Config, otherwise: Callable[[int], bool]) -> list[int | None]:
-    """The window of each layer: by `layer_types`, or in the layers for which `otherwise(index)` holds."""
+def layer_types(config: Config, otherwise: Callable[[int], bool]) -> list[str]:
+    """Of each layer `sliding_attention` or `full_attention`: `layer_types`, or by whether `otherwise(index)` holds."""
     count, types = num_layers(config), config.get("layer_types")
     if types is None:
         types = ["sliding_attention" if otherwise(index) else "full_attention" for index in range(count)]
-    if not isinstance(types, Sequence) or len(types) != count:
-        raise ModelError(f"layer_types={_shown(types)} must have an entry for each of {count} layers")
+    if not isinstance(types, list) or len(types) != count:
+        raise ModelError(f"layer_types={shown(types)} must have an entry for each of {count} layers")
     for kind in types:
         if kind not in ("sliding_attention", "full_attention"):
-            raise ModelError(f"layer_types has {kind!r}; supported: 'full_attention', 'sliding_attention'")
-    if config.get("sliding_window") is None:
-        return [None] * count
-    window = integer(config, "sliding_window", MAX_POSITIONS)
+            raise ModelError(f"layer_types has {shown(kind)}; supported: 'full_attention', 'sliding_attention'")
+    return types
+
+
+def windows(config: Config, otherwise: Callable[[int], bool]) -> list[int | None]:
+    """The window of each layer by its type, see `layer_types`; all None without a `sliding_window`."""
+    types = layer_types(config, otherwise)
+    window = None if config.get("sliding_window") is None else integer(config, "sliding_window", MAX_POSITIONS)
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
@@ -228,58 +249,3 @@ def model_spec(family: str, config: Config, layers: Sequence[LayerSpec], **chang
         "eos_token_ids": token_ids(config.get("eos_token_id")),
     }
     return ModelSpec(family, layers=tuple(layers), **fields | changes)
-
-
-# -- fields ------------------------------------------------------------------------------------------------------------
-
-
-def integer(config: Config, key: str, high: int, default: int | None = None) -> int:
-    """`config[key]` as an integer from 1 to `high`; with a default the field may be missing or null."""
-    value = _value(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-        raise ModelError(f"{key}={_shown(value)} must be an integer from 1 to {high}")
-    return value
-
-
-def number(config: Config, key: str, default: float | None = None) -> float:
-    """`config[key]` as a finite number above 0; with a default the field may be missing or null."""
-    value = _value(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise ModelError(f"{key}={_shown(value)} must be a finite number above 0")
-    return float(value)
-
-
-def optional_number(config: Config, key: str) -> float | None:
-    """`config[key]` as a finite number above 0, or None if it is missing or null."""
-    return None if config.get(key) is None else number(config, key)
-
-
-def expect(config: Config, key: str, *allowed: Any) -> Any:
-    """`config.get(key)` if it is one of `allowed` (the first one being the default), else a `ValueError`."""
-    value = config.get(key, allowed[0])
-    if value not in allowed:
-        raise ModelError(f"{key}={value!r} is not supported; supported: {', '.join(map(repr, allowed))}")
-    return value
-
-
-def token_ids(value: Any) -> tuple[int, ...]:
-    """None, one id or a list of ids as a tuple."""
-    if value is None:
-        return ()
-    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
-    for one in ids:
-        if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < MAX_VOCAB:
-            raise ModelError(f"token id {_shown(one)} must be an integer from 0 to {MAX_VOCAB - 1}")
-    return ids
-
-
-def _value(config: Config, key: str, default: Any) -> Any:
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise ModelError(f"the model's configuration lacks {key!r}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]

@@ -7,23 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.models.families.base import (
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_WIDTH,
-    Config,
     Family,
     GgufLayout,
     attention_spec,
     config_names,
     head_dim,
-    integer,
     mlp_spec,
     model_spec,
     num_layers,
-    number,
-    optional_number,
     windows,
 )
+from octavo.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, Config, expect, integer, number, optional_number
 from octavo.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
 NAMES = config_names(
@@ -35,6 +29,7 @@ NAMES = config_names(
 
 def attention_of(config: Config, **changes: Any) -> AttentionSpec:
     """The attention of Gemma 2 and 3."""
+    expect(config, "use_bidirectional_attention", False, None)
     bias = bool(config.get("attention_bias", False))
     fields = {
         "scale": number(config, "query_pre_attn_scalar") ** -0.5,

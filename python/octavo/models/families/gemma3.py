@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import MAX_LAYERS, Config, Family, GgufLayout, integer, rope_spec, windows
+from octavo.models.families.base import Family, GgufLayout, layer_types, rope_spec, windows
 from octavo.models.families.gemma2 import NAMES, attention_of, model_of, score_scalar
+from octavo.models.fields import MAX_LAYERS, Config, integer, mapping, number
 from octavo.models.spec import ModelSpec, RopeSpec
 
 
@@ -14,24 +15,22 @@ def from_config(config: Config) -> ModelSpec:
     pattern = integer(config, "sliding_window_pattern", MAX_LAYERS, config.get("_sliding_window_pattern") or 6)
     whole = attention_of(config, qk_norm="head", rope=rope_spec(config, "full_attention"))
     local = attention_of(config, qk_norm="head", rope=_local_rope(config))
-    layers = windows(config, lambda index: (index + 1) % pattern != 0)
-    types = config.get("layer_types") or [
-        "full_attention" if window is None else "sliding_attention" for window in layers
-    ]
+
+    def is_local(index: int) -> bool:
+        return (index + 1) % pattern != 0
+
     attentions = [
         replace(local if kind == "sliding_attention" else whole, window=window)
-        for kind, window in zip(types, layers, strict=True)
+        for kind, window in zip(layer_types(config, is_local), windows(config, is_local), strict=True)
     ]
     return model_of("gemma3", config, attentions)
 
 
 def _local_rope(config: Config) -> RopeSpec:
     """The window layers' rotation: their own parameters, in older files `rope_local_base_freq` without scaling."""
-    parameters = config.get("rope_parameters") or {}
-    if "sliding_attention" in parameters:
-        return rope_spec(config, "sliding_attention")
-    plain = {"rope_theta": config.get("rope_local_base_freq", 10000.0)}
-    return rope_spec({**config, "rope_parameters": plain, "rope_scaling": None})
+    own = mapping(mapping(config, "rope_parameters"), "sliding_attention")
+    plain = {"rope_theta": number(config, "rope_local_base_freq", 10000.0)}
+    return rope_spec({**config, "rope_parameters": plain | dict(own), "rope_scaling": None})
 
 
 FAMILY = Family(

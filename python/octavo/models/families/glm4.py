@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from octavo.models.families.base import (
-    Config,
     Family,
     GgufLayout,
     attention_spec,
     config_names,
-    expect,
     mlp_spec,
     model_spec,
     num_layers,
     rope_spec,
 )
+from octavo.models.fields import Config, expect
 from octavo.models.spec import LayerSpec, ModelSpec
 
 
@@ -36,7 +35,7 @@ FAMILY = Family(
         mlp_post_norm="post_mlp_layernorm",
         mlp_gate_up="mlp.gate_up_proj",
     ),
-    defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "head_dim": 128},
+    defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-7},
     gguf=GgufLayout(
         ("glm4",),
         names={"layers.{}.mlp_gate_up.weight": "blk.{}.ffn_up.weight"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from octavo.models.families.base import (
-    Config,
     Family,
     GgufLayout,
     attention_spec,
@@ -11,8 +10,8 @@ from octavo.models.families.base import (
     mlp_spec,
     model_spec,
     num_layers,
-    number,
 )
+from octavo.models.fields import Config, number
 from octavo.models.spec import LayerSpec, ModelSpec
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from octavo.models.families.base import (
-    Config,
     Family,
     GgufLayout,
     attention_spec,
@@ -13,6 +12,7 @@ from octavo.models.families.base import (
     moe_spec,
     num_layers,
 )
+from octavo.models.fields import Config
 from octavo.models.spec import LayerSpec, ModelSpec
 
 

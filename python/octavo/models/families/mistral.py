@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import Config, Family, attention_spec, config_names, mlp_spec, model_spec, windows
+from octavo.models.families.base import Family, attention_spec, config_names, mlp_spec, model_spec, windows
+from octavo.models.fields import Config
 from octavo.models.spec import LayerSpec, ModelSpec
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import Config, Family, attention_spec, config_names, model_spec, moe_spec, windows
+from octavo.models.families.base import Family, attention_spec, config_names, model_spec, moe_spec, windows
+from octavo.models.fields import Config
 from octavo.models.spec import LayerSpec, ModelSpec
 
 
@@ -19,6 +20,7 @@ FAMILY = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
     from_config=from_config,
+    defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5},
     names=config_names(
         **{
             "router": "block_sparse_moe.gate",

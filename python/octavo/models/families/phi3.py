@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import (
-    Config,
-    Family,
-    GgufLayout,
-    attention_spec,
-    config_names,
-    mlp_spec,
-    model_spec,
-    windows,
-)
+from octavo.models.families.base import Family, GgufLayout, attention_spec, config_names, mlp_spec, model_spec, windows
+from octavo.models.fields import Config
 from octavo.models.spec import LayerSpec, ModelSpec
 
 
@@ -29,5 +21,6 @@ FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     from_config=from_config,
     names=config_names(attn_qkv="self_attn.qkv_proj", mlp_gate_up="mlp.gate_up_proj"),
+    defaults={"rms_norm_eps": 1e-5},
     gguf=GgufLayout(("phi3",), names={"layers.{}.mlp_gate_up.weight": "blk.{}.ffn_up.weight"}),
 )

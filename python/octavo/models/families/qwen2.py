@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import (
-    MAX_LAYERS,
-    Config,
-    Family,
-    GgufLayout,
-    attention_spec,
-    config_names,
-    integer,
-    mlp_spec,
-    model_spec,
-    windows,
-)
+from octavo.models.families.base import Family, GgufLayout, attention_spec, config_names, mlp_spec, model_spec, windows
+from octavo.models.fields import MAX_LAYERS, Config, integer
 from octavo.models.spec import LayerSpec, ModelSpec
 
 

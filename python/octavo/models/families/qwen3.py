@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import Config, Family, GgufLayout, attention_spec, config_names, mlp_spec, model_spec
+from octavo.models.families.base import Family, GgufLayout, attention_spec, config_names, mlp_spec, model_spec
 from octavo.models.families.qwen2 import layer_windows
+from octavo.models.fields import Config
 from octavo.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.families.base import (
-    MAX_LAYERS,
-    Config,
-    Family,
-    GgufLayout,
-    config_names,
-    integer,
-    mlp_spec,
-    model_spec,
-    moe_spec,
-)
+from octavo.errors import ModelError
+from octavo.models.families.base import Family, GgufLayout, config_names, mlp_spec, model_spec, moe_spec
 from octavo.models.families.qwen2 import layer_windows
 from octavo.models.families.qwen3 import attention_of
+from octavo.models.fields import MAX_LAYERS, Config, integer, shown
 from octavo.models.spec import LayerSpec, ModelSpec
 
 
@@ -24,7 +16,9 @@ def from_config(config: Config) -> ModelSpec:
     """A spec of a `config.json`."""
     attention = attention_of(config)
     experts = moe_spec(config, "moe_intermediate_size", normalize_weights=bool(config.get("norm_topk_prob", False)))
-    step, dense = integer(config, "decoder_sparse_step", MAX_LAYERS, 1), config.get("mlp_only_layers") or ()
+    step, dense = integer(config, "decoder_sparse_step", MAX_LAYERS, 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelError(f"mlp_only_layers={shown(dense)} must be a list of layers")
     layers = [
         LayerSpec(
             replace(attention, window=window),

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 from octavo.errors import ModelError
 from octavo.models.families.base import (
-    MAX_LAYERS,
-    Config,
     Family,
     GgufLayout,
     attention_spec,
     config_names,
-    integer,
     mlp_spec,
     model_spec,
     num_layers,
     windows,
 )
+from octavo.models.fields import MAX_LAYERS, Config, integer, shown
 from octavo.models.spec import LayerSpec, ModelSpec
 
 
@@ -43,7 +41,7 @@ def _rotates(config: Config) -> list[bool]:
         interval = integer(config, "no_rope_layer_interval", MAX_LAYERS, 4)
         return [(index + 1) % interval != 0 for index in range(count)]
     if not isinstance(given, list) or len(given) != count:
-        raise ModelError(f"no_rope_layers={given!r} must have an entry for each of {count} layers")
+        raise ModelError(f"no_rope_layers={shown(given)} must have an entry for each of {count} layers")
     return [bool(entry) for entry in given]
 
 
@@ -52,5 +50,6 @@ FAMILY = Family(
     architectures=("SmolLM3ForCausalLM",),
     from_config=from_config,
     names=config_names(),
+    defaults={"rope_theta": 2e6},
     gguf=GgufLayout(("smollm3",), pair_order=True),
 )

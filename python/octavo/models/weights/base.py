@@ -14,6 +14,8 @@ from octavo.errors import ModelError
 from octavo.models.weights.storage import STORAGE, dequantize
 from octavo.ops.base import StoredTensor
 
+_PIECE_BYTES = 16 << 20
+
 
 class WeightError(ModelError):
     """A checkpoint that cannot be loaded; the message names the file and the tensor."""
@@ -232,6 +234,24 @@ class NamedWeights:
             raise WeightError(f"{where}: tensor {file_name} has shape {list(stored.shape)}, expected {list(shape)}")
         self._used.add(file_name)
         return self._adapt(name, stored) if self._adapt is not None else stored
+
+    def equal(self, name: str, other: str) -> bool:
+        """Whether the checkpoint holds two tensors of the decoder's and their stored bytes are the same."""
+        if not (self.has(name) and self.has(other)):
+            return False
+        first, second = (self._tensors[str(self.file_name(one))] for one in (name, other))
+        if (first.shape, first.storage) != (second.shape, second.storage):
+            return False
+        rows = first.shape[0]
+        step = max(1, _PIECE_BYTES * rows // max(1, first.num_bytes))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            same = np.array_equal(first.rows(start, stop), second.rows(start, stop))
+            first.release(stop)
+            second.release(stop)
+            if not same:
+                return False
+        return True
 
     def parts(self, prefix: str, fused: str, parts: Mapping[str, int], width: int) -> list[StoredTensor]:
         """See `WeightSource`."""
