@@ -45,7 +45,8 @@ class Started:
         opened = open_model(resolve_model(model))
         if opened.spec != self.model.spec:
             raise ParameterError("model", model, "a checkpoint of the same architecture and shape as the one that runs")
-        self.model = opened.load(self.ops, self.max_model_len)
+        # As many positions as before: the slots and the cache groups are made for them.
+        self.model = opened.load(self.ops, self.model.decoder.max_positions)
         self.runner.decoder = self.model.decoder
 
 

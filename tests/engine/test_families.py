@@ -147,6 +147,17 @@ def test_short_and_long_rotations_share_no_prefix(make_llm: Callable[..., LLM], 
     assert [output.num_cached_tokens > 0 for output in outputs] == [False, False, True, True]
 
 
+@pytest.mark.parametrize(("name", "blocks", "length"), [("longrope", 21, 150), ("gemma3", 13, 20)])
+def test_reloaded_weights_work_in_an_engine_whose_memory_cut_the_context(
+    name: str, blocks: int, length: int, make_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    folder, oracle = save(CONFIGS[name], tmp_path)
+    llm = make_llm(folder, skip_tokenizer_init=True, num_gpu_blocks_override=blocks)
+    assert llm.engine.max_model_len < SMALL["max_position_embeddings"]
+    llm.load_weights(str(folder))
+    assert_scores(oracle, llm.generate([prompt_of(6, length)], params(8)))
+
+
 def test_gemma3_at_8k_needs_less_than_30_percent_of_all_full_layers(
     make_llm: Callable[..., LLM], tmp_path: Path
 ) -> None:
