@@ -8,6 +8,9 @@ product, and a sequence's keys are split over programs whose results are merged 
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -104,9 +107,9 @@ def _prefill_kernel(
 @triton.jit
 def _decode_kernel(
     q, cache, table, starts, lengths, out, lse, scale, softcap,
-    q_stride, table_stride, block_stride, kv_stride, head_stride, num_tokens,
+    q_stride, table_stride, block_stride, kv_stride, head_stride, num_tokens, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SINGLE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One row, key/value head and split a program; row `m` of the tile is query `m // GROUP`, head `m % GROUP`."""
@@ -127,7 +130,7 @@ def _decode_kernel(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(0, length - count - WINDOW + 1) // BN * BN
-    share = tl.cdiv(tl.cdiv(length - begin, SPLITS), BN) * BN
+    share = tl.cdiv(tl.cdiv(length - begin, splits), BN) * BN
     first = begin + split * share
     stop = tl.minimum(length, first + share)
     best = tl.full([BM], float("-inf"), tl.float32)
@@ -149,7 +152,7 @@ def _decode_kernel(
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         best, total, acc = _step(queries, k, v, visible, best, total, acc, scale, softcap, SOFTCAP, PRECISION)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS == 1:
+    if SINGLE:
         tl.store(
             out + token[:, None] * q_stride + head[:, None] * D + column[None, :],
             result.to(out.dtype.element_ty),
@@ -163,8 +166,8 @@ def _decode_kernel(
 
 @triton.jit
 def _merge_kernel(
-    partial, lse, out, starts, num_rows, num_tokens, q_stride, HEADS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
-    SPLITS: tl.constexpr, S: tl.constexpr,
+    partial, lse, out, starts, num_rows, num_tokens, q_stride, splits,
+    HEADS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """One head of one token a program: the splits' results, weighted by their sums."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -172,11 +175,11 @@ def _merge_kernel(
         return
     split = tl.arange(0, S)
     place = (split.to(tl.int64) * num_tokens + token) * HEADS + head
-    logs = tl.load(lse + place, mask=split < SPLITS, other=float("-inf"))
+    logs = tl.load(lse + place, mask=split < splits, other=float("-inf"))
     top = tl.max(logs, 0)
     weights = tl.exp2(logs - tl.where(top == float("-inf"), 0.0, top))
     column = tl.arange(0, DIM)
-    inside = (split < SPLITS)[:, None] & (column < D)[None, :]
+    inside = (split < splits)[:, None] & (column < D)[None, :]
     values = tl.load(partial + place[:, None] * D + column[None, :], mask=inside, other=0.0)
     whole = tl.sum(weights, 0)
     result = tl.sum(values * weights[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
@@ -224,6 +227,23 @@ def prefill_attention(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """How decode attention is cut: measured by `benches/gpu/decode_tiles.py`."""
+
+    keys: int
+    """Keys of a tile."""
+    warps: int
+    stages: int
+    fill: float
+    """Programs for each multiprocessor, before they become too short."""
+
+
+_USUAL = DecodeTiles(keys=64, warps=2, stages=3, fill=4.0)
+_WIDE = DecodeTiles(keys=64, warps=4, stages=3, fill=2.0)
+_EXACT = DecodeTiles(keys=32, warps=4, stages=1, fill=2.0)
+
+
 def decode_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -237,35 +257,41 @@ def decode_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    tiles: DecodeTiles | None = None,
 ) -> None:
     """`prefill_attention` for rows of at most `max_query_len` queries, in sequences of at most `max_seq_len` tokens."""
-    rows, (_, heads, dim), kv_heads = block_table.shape[0], q.shape, kv_cache.shape[2]
+    rows, (tokens, heads, dim), kv_heads = block_table.shape[0], q.shape, kv_cache.shape[2]
     group = heads // kv_heads
     exact = q.dtype == torch.float32
     padded = max(16, triton.next_power_of_2(dim))
+    tiles = tiles or (_EXACT if exact else _USUAL if padded <= 128 else _WIDE)
     tile_m = max(16, triton.next_power_of_2(group * max_query_len))
-    tile_n = 32 if exact else (128 if padded <= 128 else 64)
-    splits = num_splits(rows * kv_heads, min(max_seq_len, window or max_seq_len), tile_n)
-    tokens = q.shape[0]
+    splits = num_splits(rows * kv_heads, min(max_seq_len, window or max_seq_len), tiles, _multiprocessors(q.device))
     partial, lse = out, out
     if splits > 1:
         partial = torch.empty(splits, tokens, heads, dim, device=q.device, dtype=torch.float32)
         lse = torch.empty(splits, tokens, heads, device=q.device, dtype=torch.float32)
     _decode_kernel[(rows, kv_heads, splits)](
         q, kv_cache, block_table, query_start_loc, seq_lens, partial, lse, scale, softcap or 0.0,
-        q.stride(0), block_table.stride(0), *kv_cache.stride()[:3], tokens,
-        heads, group, max_query_len, kv_cache.shape[3], dim, padded, tile_m, tile_n, splits,
+        q.stride(0), block_table.stride(0), *kv_cache.stride()[:3], tokens, splits,
+        heads, group, max_query_len, kv_cache.shape[3], dim, padded, tile_m, tiles.keys, splits == 1,
         window or 0, softcap is not None, "ieee" if exact else "tf32",
-        num_warps=4, num_stages=1 if exact else 3,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(rows * max_query_len, heads)](
-            partial, lse, out, query_start_loc, rows, tokens, out.stride(0),
-            heads, dim, padded, splits, triton.next_power_of_2(splits), num_warps=1,
+            partial, lse, out, query_start_loc, rows, tokens, out.stride(0), splits,
+            heads, dim, padded, triton.next_power_of_2(splits), num_warps=1,
         )  # fmt: skip
 
 
-def num_splits(programs: int, length: int, tile: int, multiprocessors: int = 132) -> int:
-    """Splits of each sequence so that the programs fill the device about twice, of two tiles each or more."""
-    wanted = max(1, 2 * multiprocessors // max(1, programs))
-    return max(1, min(wanted, length // (2 * tile), 64))
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """Of a GPU; under the interpreter any number will do."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
+
+
+def num_splits(programs: int, length: int, tiles: DecodeTiles, multiprocessors: int) -> int:
+    """Splits of each sequence so that the programs fill the device, of two tiles each or more."""
+    wanted = max(1, int(tiles.fill * multiprocessors / max(1, programs)))
+    return max(1, min(wanted, length // (2 * tiles.keys), 128))

@@ -9,7 +9,6 @@ the vectorised and the scalar code of a tail round to the same fp32 number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
+from octavo.ops.base import Activation, AttentionMetadata
+from octavo.ops.dense import DenseOps, LinearWeight
 
 ROW_TILE = 16
 KV_TILE = 128
-
-
-@dataclass(slots=True)
-class LinearWeight:
-    """`weight` is `[out, in]`, `bias` `[out]` or None."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 @dataclass(slots=True)
@@ -55,50 +46,13 @@ class AttentionStep:
     max_seq_len: int
 
 
-class ReferenceOps:
+class ReferenceOps(DenseOps):
     """The op set in plain torch on `device`. Activations, weights and cache are `dtype`."""
 
     name = "reference"
 
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
-        self.device = torch.device(device)
-        self.dtype = dtype
-
-    # -- weights ---------------------------------------------------------------------------------------------------
-
-    def vector(self, source: StoredTensor, offset: float = 0.0) -> Tensor:
-        """A copy of the vector plus `offset`."""
-        return read_vector(source, self.device, self.dtype, offset)
-
-    def linear_weight(self, parts: Sequence[StoredTensor], biases: Sequence[StoredTensor] = ()) -> LinearWeight:
-        """`parts` stacked along `out`, with their biases."""
-        weight = read_matrix(parts, self.device, self.dtype)
-        return LinearWeight(weight, read_bias(biases, self.device, self.dtype))
-
-    def embedding_weight(self, source: StoredTensor, tied: bool) -> tuple[Tensor, LinearWeight | None]:
-        """The table, and the same memory as a head."""
-        table = read_matrix([source], self.device, self.dtype)
-        return table, LinearWeight(table, None) if tied else None
-
-    def expert_weights(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
-    ) -> list[tuple[LinearWeight, LinearWeight]]:
-        """Two weights for each expert."""
-        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
-
-    def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
-        """`[max_positions * len(variants), 2 * len(inv_freq)]` fp32: cosines, then sines."""
-        return torch.cat(rope_angles(variants, magnitude, max_positions), dim=1).to(self.device)
-
-    def kv_cache(self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> Tensor:
-        """Zeros."""
-        return lazy_zeros((num_blocks, 2, num_kv_heads, block_size, head_dim), self.device, self.dtype)
-
-    def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
-        """Bytes of one block of one layer."""
-        return 2 * num_kv_heads * block_size * head_dim * self.dtype.itemsize
-
-    # -- a step ----------------------------------------------------------------------------------------------------
+        super().__init__(device, dtype)
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """Cut each row's queries into tiles of `ROW_TILE` at positions that are multiples of it."""
@@ -236,36 +190,6 @@ class ReferenceOps:
             else torch.nn.functional.gelu(wide, approximate="tanh")
         )
         return act.to(self.dtype) * up
-
-    def moe(
-        self,
-        x: Tensor,
-        router: LinearWeight,
-        experts: Any,
-        *,
-        num_per_token: int,
-        normalize: bool,
-        activation: Activation,
-    ) -> Tensor:
-        """Expert by expert; see `OpSet`."""
-
-        def run(expert: int, rows: Tensor) -> Tensor:
-            gate_up, down = experts[expert]
-            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
-
-        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
-        return mix_experts(x, chosen, probabilities, run)
-
-    def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
-        """`x[indices]`."""
-        return x[indices.long()]
-
-    def logits(self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None) -> Tensor:
-        """fp32 logits; see `OpSet`."""
-        logits = self.linear(x, weight).float()
-        if scale != 1.0:
-            logits = logits * scale
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
