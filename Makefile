@@ -49,6 +49,7 @@ test: lint test-rust test-python  ## everything CI runs (25 minutes at most afte
 
 test-long: build  ## soak, fuzz, statistics: the long forms of the proofs
 	PROPTEST_CASES=20000 cargo test -q --release -p octavo-core -p octavo-text
+	OCTAVO_FUZZ_SECONDS=600 cargo test -q --release -p octavo-text --test fuzz
 	$(BIN)/pytest -q -m "slow and not gpu"
 
 test-gpu: build  ## the tests that need a CUDA device

@@ -67,7 +67,7 @@ class LLM:
         Raises:
             ParameterError: any prompt or parameter is wrong; nothing has been generated then.
         """
-        parsed = parse_prompts(prompts)
+        parsed = self.engine.tokenize(parse_prompts(prompts))
         params = self._params_for(len(parsed), sampling_params)
         priorities = _each("priority", priority, len(parsed), 0)
         submissions = [

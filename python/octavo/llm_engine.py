@@ -53,6 +53,17 @@ class LLMEngine:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
+    def tokenize(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts with the ids of those that came as text, made on all cores at once."""
+        texts = [prompt.text for prompt in prompts if prompt.token_ids is None and prompt.text is not None]
+        if self.tokenizer is None or len(texts) < 2:
+            return list(prompts)
+        found = iter(self.tokenizer.encode_batch(texts, True, True))
+        # What an empty text becomes is decided with the rest of the request.
+        return [
+            Prompt(p.text, next(found) or None) if p.token_ids is None and p.text is not None else p for p in prompts
+        ]
+
     def submission(
         self,
         prompt: Prompt,

@@ -7,10 +7,12 @@ use super::{Machine, Step};
 pub(super) const MARKERS: &[&str] = &[OPEN, CLOSE];
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
+/// White space at the start that may stand in front of reasoning.
+const MAX_SPACE_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space yet.
+    /// Nothing but white space yet, which is held back.
     Begin,
     /// Behind `<think>`, white space is dropped.
     Opened,
@@ -27,6 +29,8 @@ pub(super) struct Think {
     close: Markers,
     /// Whether the prompt ends inside the reasoning.
     open: bool,
+    /// White space at the start.
+    space: String,
 }
 
 impl Think {
@@ -35,26 +39,34 @@ impl Think {
             state: State::Begin,
             close: Markers::new(&[CLOSE]),
             open,
+            space: String::new(),
         }
     }
 
     fn begin(&mut self, text: &str, sink: &mut Sink) -> Step {
         let space = leading_space(text);
-        match front(&text[space..], OPEN) {
+        if space > 0 && self.space.len() < MAX_SPACE_BYTES {
+            let space = space.min(MAX_SPACE_BYTES - self.space.len());
+            self.space.push_str(&text[..space]);
+            return Step::Consumed(space);
+        }
+        match front(text, OPEN) {
+            Front::Partial => Step::Wait,
             Front::Whole => {
                 self.state = State::Opened;
-                return Step::Consumed(space + OPEN.len());
+                Step::Consumed(OPEN.len())
             }
-            Front::Other if self.open => self.state = State::Inside,
-            Front::Other => self.state = State::Content,
-            Front::Partial if space == 0 => return Step::Wait,
-            Front::Partial => {}
+            Front::Other => {
+                self.state = if self.open {
+                    State::Inside
+                } else {
+                    // In front of reasoning white space is no part of it, in front of an answer it is.
+                    sink.content(&self.space);
+                    State::Content
+                };
+                Step::Consumed(0)
+            }
         }
-        // White space in front of the reasoning is no part of it, in front of an answer it is.
-        if !self.open {
-            sink.content(&text[..space]);
-        }
-        Step::Consumed(space)
     }
 }
 
@@ -90,10 +102,14 @@ impl Machine for Think {
     }
 
     fn finish(&mut self, rest: &str, sink: &mut Sink) {
-        if self.state == State::Inside || (self.open && self.state == State::Begin) {
-            sink.reasoning(rest);
-        } else {
-            sink.content(rest);
+        match self.state {
+            State::Begin if self.open => sink.reasoning(rest),
+            State::Begin => {
+                sink.content(&self.space);
+                sink.content(rest);
+            }
+            State::Inside => sink.reasoning(rest),
+            State::Opened | State::Closed | State::Content => sink.content(rest),
         }
     }
 }

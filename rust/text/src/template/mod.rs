@@ -100,10 +100,14 @@ pub struct ChatTemplate {
     marker: Marker,
     variables: HashMap<&'static str, String>,
     structured_content: bool,
+    /// Renders requests with tools in place of this one.
+    with_tools: Option<Box<ChatTemplate>>,
 }
 
 impl ChatTemplate {
     /// Compiles a template for a tokenizer; `bos_token` and the like are its tokens.
+    ///
+    /// The tokenizer's own template comes with the one that it has for requests with tools.
     ///
     /// Errors: [`TemplateError::Syntax`] and [`TemplateError::Forbidden`].
     pub fn new(source: &str, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
@@ -114,7 +118,8 @@ impl ChatTemplate {
             ("unk_token", ids.unk),
             ("pad_token", ids.pad),
         ];
-        let variables = named
+        let own = tokenizer.chat_template() == Some(source);
+        let variables: HashMap<&'static str, String> = named
             .into_iter()
             .filter_map(|(name, id)| Some((name, tokenizer.token_str(id?)?)))
             .collect();
@@ -123,7 +128,12 @@ impl ChatTemplate {
             .into_iter()
             .map(|(token, _)| token)
             .collect();
-        Self::compile(source, variables, &special)
+        let mut template = Self::compile(source, variables.clone(), &special)?;
+        if let Some(source) = tokenizer.tool_chat_template().filter(|_| own) {
+            let with_tools = Self::compile(source, variables, &special)?;
+            template.with_tools = Some(Box::new(with_tools));
+        }
+        Ok(template)
     }
 
     fn compile(
@@ -157,6 +167,7 @@ impl ChatTemplate {
             marker: Marker::new(special),
             variables,
             structured_content: messages::wants_structured_content(source),
+            with_tools: None,
         })
     }
 
@@ -175,6 +186,9 @@ impl ChatTemplate {
         messages: &Value,
         options: &RenderOptions<'_>,
     ) -> Result<Prompt, TemplateError> {
+        if let (Some(template), Some(Value::Array(_))) = (&self.with_tools, options.tools) {
+            return template.render(messages, options);
+        }
         let mut messages = messages::normalized(messages, self.structured_content)?;
         let tools = options.tools.filter(|tools| !tools.is_null()).cloned();
         let mut kwargs = options.kwargs.cloned().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 use tokenizers::AddedToken;
-use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::{DecoderWrapper, wordpiece};
 
 use super::TokenizerError;
 
@@ -23,14 +23,35 @@ pub(super) struct DecoderKind {
     pub(super) byte_fallback: bool,
     /// One space at the start of a text is dropped.
     pub(super) strip_leading_space: bool,
+    /// Tokens that do not go on with a word have a space in front of them.
+    pub(super) words: Words,
 }
+
+/// How a decoder that knows words tells them apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Words {
+    /// Spaces are part of tokens.
+    #[default]
+    Spelled,
+    /// Every token is a word, as without a decoder.
+    All,
+    /// Tokens that begin with `##` go on with a word; with the clean-up, there is no space in front of punctuation.
+    Pieces { clean_up: bool },
+}
+
+/// The prefix of pieces inside words.
+const PIECE_PREFIX: &str = "##";
 
 impl DecoderKind {
     /// Recognises the decoder of a `tokenizer.json`.
     pub(super) fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, TokenizerError> {
         let unsupported = |decoder: String| TokenizerError::UnsupportedDecoder { decoder };
         let Some(decoder) = decoder else {
-            return Err(unsupported("none".to_owned()));
+            return Ok(Self {
+                words: Words::All,
+                strip_leading_space: true,
+                ..Self::default()
+            });
         };
         let json = serde_json::to_value(decoder).map_err(|error| unsupported(error.to_string()))?;
         let steps = match &json["decoders"] {
@@ -57,6 +78,12 @@ impl DecoderKind {
             Some("Strip") if step["content"] == " " && step["start"] == 1 && step["stop"] == 0 => {
                 self.strip_leading_space = true;
             }
+            Some("Strip") if step["start"] == 0 && step["stop"] == 0 => {}
+            Some("WordPiece") if step["prefix"] == PIECE_PREFIX => {
+                let clean_up = step["cleanup"] == true;
+                self.words = Words::Pieces { clean_up };
+                self.strip_leading_space = true;
+            }
             Some("Metaspace") if step["replacement"] == METASPACE => {
                 self.metaspace = true;
                 self.strip_leading_space |= step["prepend_scheme"] != "never";
@@ -67,7 +94,9 @@ impl DecoderKind {
     }
 
     fn push_bytes(self, token: &str, out: &mut Vec<u8>) {
-        if self.byte_level {
+        if self.words != Words::Spelled {
+            out.extend_from_slice(self.words.text(token).as_bytes());
+        } else if self.byte_level {
             let start = out.len();
             for character in token.chars() {
                 let Some(&byte) = CHAR_BYTES.get(&character) else {
@@ -83,6 +112,27 @@ impl DecoderKind {
             out.extend_from_slice(token.replace(METASPACE, " ").as_bytes());
         } else {
             out.extend_from_slice(token.as_bytes());
+        }
+    }
+}
+
+impl Words {
+    /// A token as it stands inside a text.
+    fn text(self, token: &str) -> String {
+        match self {
+            Self::Spelled => token.to_owned(),
+            Self::All => format!(" {token}"),
+            Self::Pieces { clean_up } => {
+                let spaced = match token.strip_prefix(PIECE_PREFIX) {
+                    Some(piece) => piece.to_owned(),
+                    None => format!(" {token}"),
+                };
+                if clean_up {
+                    wordpiece::cleanup(&spaced)
+                } else {
+                    spaced
+                }
+            }
         }
     }
 }

@@ -44,8 +44,9 @@ pub struct SpecialIds {
 }
 
 impl Tokenizer {
-    /// Reads a checkpoint folder: `tokenizer.json`, and what is there of `tokenizer_config.json`, `generation_config.json`
-    /// and `chat_template.jinja`.
+    /// Reads a checkpoint folder: `tokenizer.json`, and what is there of `tokenizer_config.json`, `generation_config.json`,
+    /// of chat templates: `chat_template.jinja` and `additional_chat_templates/tool_use.jinja` before `chat_template.json`
+    /// before those of the configuration.
     pub fn from_dir(dir: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let dir = dir.as_ref();
         let mut tokenizer = Self::from_file(dir.join("tokenizer.json"))?;
@@ -60,7 +61,7 @@ impl Tokenizer {
                 unk: id("unk_token"),
                 pad: id("pad_token"),
             };
-            tokenizer.chat_template = default_template(&config["chat_template"]);
+            tokenizer.set_templates(&config["chat_template"]);
         }
         let path = dir.join("generation_config.json");
         if let Some(config) = read_json(&path)? {
@@ -71,11 +72,27 @@ impl Tokenizer {
                 }
             }
         }
+        if let Some(file) = read_json(&dir.join("chat_template.json"))? {
+            tokenizer.set_templates(&file["chat_template"]);
+        }
         if let Some(template) = read_optional(&dir.join("chat_template.jinja"))? {
             tokenizer.chat_template = Some(template);
+            tokenizer.tool_template = None;
+        }
+        let named = dir.join("additional_chat_templates");
+        if let Some(template) = read_optional(&named.join(format!("{TOOL_USE}.jinja")))? {
+            tokenizer.tool_template = Some(template);
         }
         tokenizer.collect_eog();
         Ok(tokenizer)
+    }
+
+    /// Takes over a template, or several named ones; nothing if there is none.
+    pub(super) fn set_templates(&mut self, value: &Value) {
+        if let Some(template) = named_template(value, "default") {
+            self.chat_template = Some(template);
+            self.tool_template = named_template(value, TOOL_USE).filter(|_| value.is_array());
+        }
     }
 
     /// The id if it is inside the vocabulary.
@@ -136,13 +153,16 @@ fn token_content(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
 }
 
-/// A template is a string, or one of several named ones of which `default` is meant.
-fn default_template(value: &Value) -> Option<String> {
+/// The name of the template for requests with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// A template is a string, or one of several named ones.
+fn named_template(value: &Value, name: &str) -> Option<String> {
     let named = || {
         value
             .as_array()?
             .iter()
-            .find(|entry| entry["name"] == "default")?["template"]
+            .find(|entry| entry["name"] == name)?["template"]
             .as_str()
     };
     value.as_str().or_else(named).map(str::to_owned)

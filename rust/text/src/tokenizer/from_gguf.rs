@@ -59,6 +59,9 @@ impl Tokenizer {
         tokenizer.chat_template = gguf
             .get::<&str>("tokenizer.chat_template")?
             .map(str::to_owned);
+        tokenizer.tool_template = gguf
+            .get::<&str>("tokenizer.chat_template.tool_use")?
+            .map(str::to_owned);
         Ok(tokenizer)
     }
 

@@ -7,6 +7,7 @@ mod bytes;
 mod config;
 mod from_gguf;
 mod patterns;
+mod pretokens;
 mod prompt;
 mod sentencepiece;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use tokenizers::{AddedVocabulary, Model};
 use crate::detokenizer::Utf8Decoder;
 use bytes::{ByteTable, DecoderKind};
 pub use config::SpecialIds;
+use pretokens::Pretokens;
 use sentencepiece::SentencePiece;
 
 /// Most tokens a vocabulary may have; tables indexed by id are sized by the largest id of the file.
@@ -89,7 +91,11 @@ pub struct Tokenizer {
     space_prefix: bool,
     /// Cuts text in place of the model of `inner`, which is then a dictionary only.
     sentencepiece: Option<SentencePiece>,
+    /// Cuts text in place of the pre-tokenizer of `inner`, in the same way.
+    pretokens: Option<Pretokens>,
     chat_template: Option<String>,
+    /// The template for requests with tools, where it is another one.
+    tool_template: Option<String>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -174,6 +180,7 @@ impl Tokenizer {
             }
         }
         let mut tokenizer = Self {
+            pretokens: Pretokens::of(&inner),
             inner,
             plain,
             bytes,
@@ -185,6 +192,7 @@ impl Tokenizer {
             space_prefix: false,
             sentencepiece: None,
             chat_template: None,
+            tool_template: None,
         };
         tokenizer.collect_eog();
         tokenizer
@@ -200,23 +208,28 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, TokenizerError> {
-        let added = if parse_special {
-            self.inner.get_added_vocabulary()
-        } else {
-            &self.plain
-        };
         let spaced = (self.space_prefix && !text.is_empty() && !text.starts_with(' '))
             .then(|| format!(" {text}"));
-        let pieces = added.extract_and_normalize(
-            self.inner.get_normalizer(),
-            spaced.as_deref().unwrap_or(text),
-        );
+        let text = spaced.as_deref().unwrap_or(text);
         let mut ids = if add_special {
             self.prefix.clone()
         } else {
             Vec::new()
         };
-        self.encode_pieces(pieces, &mut ids)?;
+        match &self.pretokens {
+            Some(pretokens) if pretokens.takes(text, parse_special) => {
+                pretokens.encode(text, self.inner.get_model(), &mut ids)?;
+            }
+            _ => {
+                let added = if parse_special {
+                    self.inner.get_added_vocabulary()
+                } else {
+                    &self.plain
+                };
+                let pieces = added.extract_and_normalize(self.inner.get_normalizer(), text);
+                self.encode_pieces(pieces, &mut ids)?;
+            }
+        }
         if add_special {
             ids.extend_from_slice(&self.suffix);
         }
@@ -241,8 +254,16 @@ impl Tokenizer {
         mut pieces: PreTokenizedString,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
+        let model = self.inner.get_model();
         if let Some(rules) = &self.sentencepiece {
-            return self.encode_sentencepiece(rules, &pieces, ids);
+            return encode_between_added(&pieces, ids, |text, ids| {
+                rules.encode(text, |piece| model.token_to_id(piece), ids)
+            });
+        }
+        if let Some(pretokens) = &self.pretokens {
+            return encode_between_added(&pieces, ids, |text, ids| {
+                pretokens.encode(text, model, ids)
+            });
         }
         let failed = |error: tokenizers::Error| TokenizerError::Encode {
             reason: error.to_string(),
@@ -250,7 +271,6 @@ impl Tokenizer {
         if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(failed)?;
         }
-        let model = self.inner.get_model();
         pieces
             .tokenize(|piece| model.tokenize(piece.get()))
             .map_err(failed)?;
@@ -260,26 +280,6 @@ impl Tokenizer {
         );
         for (_, _, tokens) in splits {
             ids.extend(tokens.iter().flatten().map(|token| token.id));
-        }
-        Ok(())
-    }
-
-    fn encode_sentencepiece(
-        &self,
-        rules: &SentencePiece,
-        pieces: &PreTokenizedString,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), TokenizerError> {
-        let model = self.inner.get_model();
-        let splits = pieces.get_splits(
-            tokenizers::OffsetReferential::Normalized,
-            tokenizers::OffsetType::None,
-        );
-        for (text, _, special) in splits {
-            match special {
-                Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
-                None => rules.encode(text, |piece| model.token_to_id(piece), ids)?,
-            }
         }
         Ok(())
     }
@@ -362,10 +362,34 @@ impl Tokenizer {
         self.chat_template.as_deref()
     }
 
+    /// The chat template for requests with tools, if it is another one: the one named `tool_use`.
+    pub fn tool_chat_template(&self) -> Option<&str> {
+        self.tool_template.as_deref()
+    }
+
     /// Whether decoding a text from its start drops one leading space.
     pub fn strips_leading_space(&self) -> bool {
         self.kind.strip_leading_space
     }
+}
+
+/// The ids of added tokens that were found, and of what `encode` makes of the text between them.
+fn encode_between_added(
+    pieces: &PreTokenizedString,
+    ids: &mut Vec<u32>,
+    mut encode: impl FnMut(&str, &mut Vec<u32>) -> Result<(), TokenizerError>,
+) -> Result<(), TokenizerError> {
+    let splits = pieces.get_splits(
+        tokenizers::OffsetReferential::Normalized,
+        tokenizers::OffsetType::None,
+    );
+    for (text, _, added) in splits {
+        match added {
+            Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
+            None => encode(text, ids)?,
+        }
+    }
+    Ok(())
 }
 
 /// What the post-processor puts around a text: it is run on one marker token.

@@ -321,11 +321,12 @@ fn a_tokenizer_json_that_contradicts_itself_is_an_error() {
     let error = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap_err();
     assert!(error.to_string().contains("4294967295"), "{error}");
     let mut json = sentencepiece_json();
-    json["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
+    json["decoder"] =
+        json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true});
     let error = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap_err();
     assert!(
         matches!(error, TokenizerError::UnsupportedDecoder { .. })
-            && error.to_string().contains("WordPiece")
+            && error.to_string().contains("CTC")
     );
 }
 
@@ -351,6 +352,52 @@ fn a_folder_names_special_ids_and_the_template() {
         (Some(1), &[2, 260][..], &[2, 260][..])
     );
     assert_eq!(tokenizer.chat_template(), Some("new"));
+    assert_eq!(tokenizer.tool_chat_template(), None);
+    std::fs::remove_file(dir.join("chat_template.jinja")).unwrap();
+    let named = |text: &str| json!([{"name": "tool_use", "template": format!("{text} tools")}, {"name": "default", "template": text}]);
+    let templates = || {
+        let read = Tokenizer::from_dir(&dir).unwrap();
+        let text = |source: Option<&str>| source.unwrap_or("none").to_owned();
+        (text(read.chat_template()), text(read.tool_chat_template()))
+    };
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    write(
+        "tokenizer_config.json",
+        json!({"chat_template": named("old")}).to_string(),
+    );
+    assert_eq!(templates(), pair("old", "old tools"));
+    write(
+        "chat_template.json",
+        json!({"chat_template": named("json")}).to_string(),
+    );
+    assert_eq!(templates(), pair("json", "json tools"));
+    write(
+        "chat_template.json",
+        json!({"chat_template": "one"}).to_string(),
+    );
+    assert_eq!(templates(), pair("one", "none"));
+    std::fs::create_dir_all(dir.join("additional_chat_templates")).unwrap();
+    write(
+        "additional_chat_templates/tool_use.jinja",
+        "{{ tools[0] }}".to_owned(),
+    );
+    assert_eq!(templates(), pair("one", "{{ tools[0] }}"));
+    let both = Tokenizer::from_dir(&dir).unwrap();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let text = |source: &str, tools: Option<&Value>| {
+        let options = crate::RenderOptions {
+            tools,
+            ..crate::RenderOptions::default()
+        };
+        crate::ChatTemplate::new(source, &both)
+            .unwrap()
+            .render(&messages, &options)
+            .unwrap()
+            .text
+    };
+    assert_eq!(text("one", Some(&json!(["f"]))), "f");
+    assert_eq!(text("one", None), "one");
+    assert_eq!(text("other", Some(&json!(["f"]))), "other");
     write(
         "generation_config.json",
         json!({"eos_token_id": 100_000}).to_string(),
