@@ -168,6 +168,16 @@ def _rope_parameters(config: Config, layer_type: str | None) -> Config:
     return parameters or scaling
 
 
+def context_length(config: Config) -> int:
+    """`max_position_embeddings`, or what YaRN reaches: the files of Qwen keep the length before scaling there."""
+    length = integer(config, "max_position_embeddings", MAX_POSITIONS)
+    parameters = _rope_parameters(config, "full_attention")
+    if parameters.get("rope_type", parameters.get("type")) != "yarn":
+        return length
+    reached = number(parameters, "original_max_position_embeddings", length) * number(parameters, "factor")
+    return max(length, min(MAX_POSITIONS, int(reached)))
+
+
 def head_dim(config: Config) -> int:
     """`head_dim`, or what the hidden size leaves for each head."""
     heads = integer(config, "num_attention_heads", MAX_HEADS)
@@ -242,7 +252,7 @@ def model_spec(family: str, config: Config, layers: Sequence[LayerSpec], **chang
     fields: dict[str, Any] = {
         "vocab_size": integer(config, "vocab_size", MAX_VOCAB),
         "hidden_size": integer(config, "hidden_size", MAX_WIDTH),
-        "max_positions": integer(config, "max_position_embeddings", MAX_POSITIONS),
+        "max_positions": context_length(config),
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "bos_token_id": config.get("bos_token_id"),
