@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from octavo.errors import ModelError
 from octavo.models.fields import MAX_POSITIONS, Config, integer, number, numbers, optional_number, shown
 from octavo.models.spec import RopeSpec
+
+
+def rope_kind(parameters: Config) -> Any:
+    """`rope_type`, or `type` as older files call it; "default" if neither says anything."""
+    given = (parameters.get(name) for name in ("rope_type", "type"))
+    return next((kind for kind in given if kind is not None), "default")
 
 
 def rope_from_config(
@@ -29,7 +36,7 @@ def rope_from_config(
     Raises:
         ModelError: an unknown `rope_type`, or a missing or impossible parameter of a known one.
     """
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = rope_kind(parameters)
     if not isinstance(kind, str) or kind not in _SCHEMES:
         raise ModelError(f"rope_type {shown(kind)} is not supported; supported: {', '.join(_SCHEMES)}")
     rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0))

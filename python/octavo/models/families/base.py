@@ -27,7 +27,7 @@ from octavo.models.fields import (
     shown,
     token_ids,
 )
-from octavo.models.rope import rope_from_config
+from octavo.models.rope import rope_from_config, rope_kind
 from octavo.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RopeSpec
 
 _ACTIVATIONS: Final[dict[str, Activation]] = {
@@ -172,7 +172,7 @@ def context_length(config: Config) -> int:
     """`max_position_embeddings`, or what YaRN reaches: the files of Qwen keep the length before scaling there."""
     length = integer(config, "max_position_embeddings", MAX_POSITIONS)
     parameters = _rope_parameters(config, "full_attention")
-    if parameters.get("rope_type", parameters.get("type")) != "yarn":
+    if rope_kind(parameters) != "yarn":
         return length
     reached = number(parameters, "original_max_position_embeddings", length) * number(parameters, "factor")
     return max(length, min(MAX_POSITIONS, int(reached)))
