@@ -111,7 +111,7 @@ def test_what_a_former_owner_left_in_a_block_changes_nothing(pair):
     norm.fill_(float("nan"))
     assert model.step([(former, tokens_of(8, 100))]).isnan().all()
     norm.copy_(healthy)
-    model.free.extend(former.blocks)
+    model.free.extend(former.tables[0].values())
     tokens = tokens_of(4, 21)
     logits = model.step([(model.sequence(), tokens)], padding=1)
     torch.testing.assert_close(logits[0], logits_of(oracle, tokens)[-1], atol=1e-4, rtol=0)
