@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo.models.catalog import resolve_model
+
+if not torch.cuda.is_available():
+    # Kernels run in Triton's interpreter; its library functions read this when they are imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def shared(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     state = tmp_path_factory.mktemp("state")
     one = Terminal(["chat", str(chat_model), *EXACT, *SHORT], {"XDG_STATE_HOME": str(state)})
     yield one
-    one.child.close(force=True)
+    one.kill()
 
 
 @pytest.fixture

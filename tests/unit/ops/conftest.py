@@ -1,11 +1,5 @@
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Read when a kernel is declared.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True, scope="module")
