@@ -9,16 +9,17 @@ from octavo.memory import available_bytes, free_bytes, total_bytes
 from octavo.models.describe import Machine
 from octavo.ops.base import OpSet
 from octavo.ops.cpu import CpuOps
-from octavo.ops.reference import ReferenceOps
 
 
 def this_machine() -> list[Machine]:
     """Its processor and its GPUs, each with the op set that runs there by default."""
     found = [_machine("CPU", torch.device("cpu"), CpuOps())]
     if torch.cuda.is_available():
+        from octavo.ops.cuda import CudaOps  # noqa: PLC0415 (imports Triton)
+
         for index in range(torch.cuda.device_count()):
             device = torch.device("cuda", index)
-            ops = ReferenceOps(str(device), torch.bfloat16)
+            ops = CudaOps(str(device))
             found.append(_machine(f"GPU {index}, {torch.cuda.get_device_name(device)}", device, ops))
     return found
 

@@ -102,8 +102,7 @@ def config_from_gguf(metadata: Config, tensors: Mapping[str, StoredTensor]) -> d
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["attention_output_bias"] = "blk.0.attn_output.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
-    for field in ("bos_token_id", "eos_token_id"):
-        config[field] = metadata.get(f"tokenizer.ggml.{field}")
+    config["eos_token_id"] = metadata.get("tokenizer.ggml.eos_token_id")
     return config
 
 

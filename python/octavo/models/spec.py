@@ -97,7 +97,6 @@ class ModelSpec:
     """Factor of each block's output before it is added to the residual."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

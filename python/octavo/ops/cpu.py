@@ -19,7 +19,8 @@ from torch.nn import functional
 from octavo import _core
 from octavo._core import PackedMatrix
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
-from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
+from octavo.ops.experts import ExpertOps
+from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
 
 Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -64,8 +65,10 @@ class RowGroup:
     """`[m]` the tokens they are."""
     position: Tensor
     """`[n, Q]` positions of the queries."""
-    blocks: Tensor
-    """`[n * L / B]` block ids."""
+    rows: Tensor
+    """`[n, 1]` the step's rows, and"""
+    columns: Tensor
+    """`[n, L / B]` the columns of the block table that they read."""
     first_key: Tensor
     """`[n]` position of the first key."""
     num_rows: int
@@ -76,16 +79,19 @@ class RowGroup:
 
 @dataclass(slots=True)
 class AttentionStep:
-    """The groups of a step, and where its keys and values go."""
+    """One cache group's part of a step: what its rows read, and where its keys and values go."""
 
     groups: list[RowGroup]
+    """The same objects, with their masks, for all cache groups of one window."""
+    blocks: list[Tensor]
+    """Of each of them `[n * L / B]` block ids."""
     block: Tensor
     offset: Tensor
-    angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Per rope table, by `id`, the table and its rows of the step's positions, taken by the first layer."""
+    angles: dict[int, tuple[Tensor, Tensor]]
+    """Per rope table, by `id`, the table and its rows of the step's positions, taken by the step's first layer."""
 
 
-class CpuOps:
+class CpuOps(ExpertOps):
     """The op set of torch on the CPU.
 
     Args:
@@ -136,12 +142,6 @@ class CpuOps:
         stored = [(part.storage, part.rows(0, part.shape[0])) for part in parts]
         return PackedMatrix(stored, lambda index, rows: parts[index].release(rows))
 
-    def expert_weights(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
-    ) -> list[tuple[LinearWeight, LinearWeight]]:
-        """Two weights for each expert."""
-        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
-
     def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
         """`[2, max_positions * len(variants), 1, rotary_dim]`: cosines, and sines whose first half is negated."""
         cos, sin = rope_angles(variants, magnitude, max_positions)
@@ -163,12 +163,18 @@ class CpuOps:
         torch.set_num_threads(1 if serial else self._threads)
         starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy().astype(np.int64)
         rows = np.flatnonzero(np.diff(starts))
+        by_window: dict[int | None, list[RowGroup]] = {}
+        angles: dict[int, tuple[Tensor, Tensor]] = {}
         steps = []
         for slots, table, window in zip(
             metadata.slot_mapping.long(), metadata.block_table, metadata.group_windows, strict=True
         ):
-            groups = _row_groups(metadata, table, window, rows, starts, seq_lens)
-            steps.append(AttentionStep(groups, slots // metadata.block_size, slots % metadata.block_size))
+            if window not in by_window:
+                by_window[window] = _row_groups(metadata.block_size, window, rows, starts, seq_lens)
+            groups = by_window[window]
+            blocks = [table[group.rows, group.columns].reshape(-1) for group in groups]
+            block, offset = slots // metadata.block_size, slots % metadata.block_size
+            steps.append(AttentionStep(groups, blocks, block, offset, angles))
         return steps
 
     def embed(self, ids: Tensor, table: Embedding, scale: float) -> Tensor:
@@ -250,10 +256,10 @@ class CpuOps:
         plan: AttentionStep = step
         if len(plan.groups) == 1 and len(plan.groups[0].place) == q.shape[0]:
             group = plan.groups[0]
-            return _attend(q, kv_cache, group, scale, window, softcap)[group.place]
+            return _attend(q, kv_cache, group, plan.blocks[0], scale, window, softcap)[group.place]
         out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
-        for group in plan.groups:
-            out[group.target] = _attend(q, kv_cache, group, scale, window, softcap)[group.place]
+        for group, blocks in zip(plan.groups, plan.blocks, strict=True):
+            out[group.target] = _attend(q, kv_cache, group, blocks, scale, window, softcap)[group.place]
         return out
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
@@ -261,25 +267,6 @@ class CpuOps:
         gate, up = x.chunk(2, dim=-1)
         act = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
         return act.mul_(up)
-
-    def moe(
-        self,
-        x: Tensor,
-        router: LinearWeight,
-        experts: Any,
-        *,
-        num_per_token: int,
-        normalize: bool,
-        activation: Activation,
-    ) -> Tensor:
-        """Expert by expert; see `OpSet`."""
-
-        def run(expert: int, rows: Tensor) -> Tensor:
-            gate_up, down = experts[expert]
-            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
-
-        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
-        return mix_experts(x, chosen, probabilities, run)
 
     def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
         """`x[indices]`, a copy."""
@@ -293,29 +280,23 @@ class CpuOps:
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def _row_groups(
-    metadata: AttentionMetadata, table: Tensor, window: int | None, rows: Indices, starts: Any, seq_lens: Indices
-) -> list[RowGroup]:
+def _row_groups(block_size: int, window: int | None, rows: Indices, starts: Any, seq_lens: Indices) -> list[RowGroup]:
     """The rows by powers of 2 of their query length and of 4 of the positions they see."""
     query_lens = np.diff(starts)[rows]
     first = np.zeros_like(rows)
     if window is not None:
         # From the block that holds the first position seen by the row's first query.
-        first = np.maximum(seq_lens[rows] - query_lens - window + 1, 0) // metadata.block_size
-    visible = seq_lens[rows] - first * metadata.block_size
+        first = np.maximum(seq_lens[rows] - query_lens - window + 1, 0) // block_size
+    visible = seq_lens[rows] - first * block_size
     keys = np.ceil(np.log2(query_lens)) * 64 + np.ceil(np.log2(visible) / 2)
-    return [
-        _row_group(metadata, table, rows[keys == key], first[keys == key], starts, seq_lens) for key in np.unique(keys)
-    ]
+    return [_row_group(block_size, rows[keys == key], first[keys == key], starts, seq_lens) for key in np.unique(keys)]
 
 
-def _row_group(
-    metadata: AttentionMetadata, table: Tensor, rows: Indices, first_column: Indices, starts: Any, seq_lens: Indices
-) -> RowGroup:
+def _row_group(block_size: int, rows: Indices, first_column: Indices, starts: Any, seq_lens: Indices) -> RowGroup:
     """The padded view of some rows whose keys begin at `first_column` of the block table."""
     first_token, lengths = starts[rows][:, None], seq_lens[rows]
     query_lens = (starts[rows + 1] - starts[rows])[:, None]
-    columns = -(-lengths // metadata.block_size)
+    columns = -(-lengths // block_size)
     place = np.arange(query_lens.max())
     inside = np.minimum(place, query_lens - 1)
     token = (first_token + inside).reshape(-1)
@@ -326,12 +307,11 @@ def _row_group(
         place=torch.from_numpy(real),
         target=torch.from_numpy(token[real]),
         position=torch.from_numpy(lengths[:, None] - query_lens + inside),
-        blocks=table[
-            torch.from_numpy(rows)[:, None], torch.from_numpy(np.minimum(column, columns[:, None] - 1))
-        ].reshape(-1),
-        first_key=torch.from_numpy(first_column * metadata.block_size),
+        rows=torch.from_numpy(rows)[:, None],
+        columns=torch.from_numpy(np.minimum(column, columns[:, None] - 1)),
+        first_key=torch.from_numpy(first_column * block_size),
         num_rows=len(rows),
-        num_positions=column.shape[1] * metadata.block_size,
+        num_positions=column.shape[1] * block_size,
     )
 
 
@@ -348,13 +328,19 @@ def _mask(group: RowGroup, window: int | None) -> Tensor:
 
 
 def _attend(
-    q: Tensor, kv_cache: Tensor, group: RowGroup, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    kv_cache: Tensor,
+    group: RowGroup,
+    blocks: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """`[n * Q, H * d]`: gather the rows' blocks to `[n, K, L, d]`, then all heads of a key/value head as further queries."""
     _, heads, dim = q.shape
     rows, kv_heads = group.num_rows, kv_cache.shape[2]
     share = heads // kv_heads
-    cached = kv_cache.index_select(0, group.blocks).unflatten(0, (rows, -1))
+    cached = kv_cache.index_select(0, blocks).unflatten(0, (rows, -1))
     keys, values = cached.permute(2, 0, 3, 1, 4, 5).to(q.dtype, memory_format=torch.contiguous_format).flatten(3, 4)
     # [n, K, share * Q, d]
     queries = q[group.token].view(rows, -1, kv_heads, share, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)

@@ -30,8 +30,6 @@ class AttentionStep:
     query_start_loc: Tensor
     seq_lens: Tensor
     num_decode_rows: int
-    num_decode_tokens: int
-    """An upper bound."""
     max_decode_query_len: int
     max_seq_len: int
 
@@ -51,24 +49,23 @@ class CudaOps(DenseOps):
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """The kernels read everything on the device: only views and 32-bit copies are made here."""
-        rows, tokens = metadata.block_table.shape[1], metadata.slot_mapping.shape[1]
-        decode_rows = metadata.num_decode_rows
+        rows, decode_rows = metadata.block_table.shape[1], metadata.num_decode_rows
         # Without prefill rows all queries are short; beside them a decode row has one token and its drafts.
         longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
         if longest > _MAX_DECODE_QUERIES:
             decode_rows = 0
+        query_start_loc, seq_lens = metadata.query_start_loc.int(), metadata.seq_lens.int()
         return [
             AttentionStep(
-                slot_mapping=slot_mapping.int(),
-                block_table=block_table.int(),
-                query_start_loc=metadata.query_start_loc.int(),
-                seq_lens=metadata.seq_lens.int(),
+                slot_mapping=slot_mapping,
+                block_table=block_table,
+                query_start_loc=query_start_loc,
+                seq_lens=seq_lens,
                 num_decode_rows=decode_rows,
-                num_decode_tokens=min(tokens, decode_rows * longest),
                 max_decode_query_len=longest,
                 max_seq_len=metadata.max_seq_len,
             )
-            for slot_mapping, block_table in zip(metadata.slot_mapping, metadata.block_table, strict=True)
+            for slot_mapping, block_table in zip(metadata.slot_mapping.int(), metadata.block_table.int(), strict=True)
         ]
 
     def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:

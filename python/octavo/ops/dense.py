@@ -1,17 +1,16 @@
-"""What the op sets of dense torch weights share: how weights are held, experts in turn, logits."""
+"""What the op sets of dense torch weights share: how weights are held, and logits."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo.ops.base import Activation, StoredTensor
-from octavo.ops.host import lazy_zeros, mix_experts, read_bias, read_matrix, read_vector, rope_angles, route
+from octavo.ops.base import StoredTensor
+from octavo.ops.experts import ExpertOps
+from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
 
 
 @dataclass(slots=True)
@@ -22,20 +21,12 @@ class LinearWeight:
     bias: Tensor | None
 
 
-class DenseOps(ABC):
+class DenseOps(ExpertOps):
     """Activations, weights and cache of one `dtype` on one device; the products and gates are a subclass's."""
 
     def __init__(self, device: str, dtype: torch.dtype):
         self.device = torch.device(device)
         self.dtype = dtype
-
-    @abstractmethod
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """`x @ weight.T + bias`."""
-
-    @abstractmethod
-    def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """`act(x[:, :F]) * x[:, F:]`."""
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -53,12 +44,6 @@ class DenseOps(ABC):
         table = read_matrix([source], self.device, self.dtype)
         return table, LinearWeight(table, None) if tied else None
 
-    def expert_weights(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
-    ) -> list[tuple[LinearWeight, LinearWeight]]:
-        """Two weights for each expert."""
-        return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
-
     def rope_table(self, variants: Sequence[Sequence[float]], magnitude: float, max_positions: int) -> Tensor:
         """`[max_positions * len(variants), 2 * len(inv_freq)]` fp32: cosines, then sines."""
         return torch.cat(rope_angles(variants, magnitude, max_positions), dim=1).to(self.device)
@@ -70,25 +55,6 @@ class DenseOps(ABC):
     def kv_cache_bytes(self, num_kv_heads: int, block_size: int, head_dim: int) -> int:
         """Bytes of one block of one layer."""
         return 2 * num_kv_heads * block_size * head_dim * self.dtype.itemsize
-
-    def moe(
-        self,
-        x: Tensor,
-        router: LinearWeight,
-        experts: Any,
-        *,
-        num_per_token: int,
-        normalize: bool,
-        activation: Activation,
-    ) -> Tensor:
-        """Expert by expert; see `OpSet`."""
-
-        def run(expert: int, rows: Tensor) -> Tensor:
-            gate_up, down = experts[expert]
-            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
-
-        chosen, probabilities = route(self.linear(x, router), num_per_token, normalize)
-        return mix_experts(x, chosen, probabilities, run)
 
     def take_rows(self, x: Tensor, indices: Tensor) -> Tensor:
         """`x[indices]`."""

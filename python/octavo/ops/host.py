@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -53,26 +53,6 @@ def rope_angles(variants: Sequence[Sequence[float]], magnitude: float, max_posit
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.cat([torch.outer(positions, torch.tensor(inv_freq)) for inv_freq in variants]).double()
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
-
-
-def route(router_logits: Tensor, num_per_token: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The chosen experts of each token, `[T, num_per_token]`, and their probabilities, fp64."""
-    probabilities, experts = router_logits.double().softmax(-1).topk(num_per_token, dim=-1)
-    if normalize:
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    return experts, probabilities
-
-
-def mix_experts(x: Tensor, experts: Tensor, probabilities: Tensor, run: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Each expert once for the tokens that chose it, their outputs `run(expert, x[tokens])` added up in the order of the experts.
-
-    Waits for the device to learn which tokens chose which expert.
-    """
-    out = torch.zeros_like(x)
-    for expert in experts.unique().tolist():
-        token, rank = (experts == expert).nonzero(as_tuple=True)
-        out[token] += run(expert, x[token]) * probabilities[token, rank, None].to(x.dtype)
-    return out
 
 
 def lazy_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:

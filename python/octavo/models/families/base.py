@@ -255,7 +255,6 @@ def model_spec(family: str, config: Config, layers: Sequence[LayerSpec], **chang
         "max_positions": context_length(config),
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "bos_token_id": config.get("bos_token_id"),
         "eos_token_ids": token_ids(config.get("eos_token_id")),
     }
     return ModelSpec(family, layers=tuple(layers), **fields | changes)

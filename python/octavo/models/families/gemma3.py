@@ -49,7 +49,6 @@ FAMILY = Family(
         "head_dim": 256,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
-        "bos_token_id": 2,
         "eos_token_id": 1,
     },
     gguf=GgufLayout(("gemma3",), derive=lambda config: score_scalar(config, 62)),
