@@ -174,32 +174,6 @@ def _consumer(
 
 
 @gluon.jit
-def _consumer_0(
-    q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, table, last_column,
-    token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
-    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-):  # fmt: skip
-    _consumer(
-        0, q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, table, last_column,
-        token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
-        STAGES, BM, BN, D, WINDOW, SOFTCAP,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _consumer_1(
-    q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, table, last_column,
-    token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
-    STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-):  # fmt: skip
-    _consumer(
-        1, q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, table, last_column,
-        token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
-        STAGES, BM, BN, D, WINDOW, SOFTCAP,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _kernel(
     q_desc, kv_desc, out_desc, out, table, starts, lengths, num_rows, table_stride, out_stride, group, kv_rows, scale, softcap,
     STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
@@ -254,13 +228,13 @@ def _kernel(
     token = start + inside
     # Compile-time arguments stay that only in a tuple that is written out.
     gl.warp_specialize([
-        (_consumer_0, (
-            q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, blocks, last_column,
+        (_consumer, (
+            0, q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, blocks, last_column,
             token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
             STAGES, BM, BN, D, WINDOW, SOFTCAP,
         )),
-        (_consumer_1, (
-            q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, blocks, last_column,
+        (_consumer, (
+            1, q_desc, kv_desc, out_desc, out, q_s, k_s, v_s, q_full, k_full, k_free, v_full, v_free, blocks, last_column,
             token, left, head, kv_row, kv_rows, first_tile, num_tiles, position, out_stride, scale, softcap,
             STAGES, BM, BN, D, WINDOW, SOFTCAP,
         )),
