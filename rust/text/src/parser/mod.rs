@@ -10,6 +10,7 @@
 //!
 //! Formats follow the chat templates that the makers of these models publish.
 
+mod builtin;
 mod call;
 mod deepseek;
 mod harmony;
@@ -22,16 +23,20 @@ mod mistral;
 mod qwen3_coder;
 mod reasoning;
 mod registry;
+mod schema;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod value;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 pub use registry::{
     REASONING_PARSERS, TOOL_PARSERS, detect_reasoning_parser, detect_tool_parser,
     prompt_opens_reasoning,
 };
+pub use schema::ToolSchemas;
 use sink::Sink;
 
 use crate::tokenizer::Tokenizer;
@@ -170,7 +175,23 @@ impl OutputParser {
         reasoning_parser: Option<&str>,
         reasoning_open: bool,
     ) -> Result<Self, ParserError> {
-        registry::build(tool_parser, reasoning_parser, reasoning_open)
+        Self::for_tools(
+            tool_parser,
+            reasoning_parser,
+            reasoning_open,
+            &Arc::default(),
+        )
+    }
+
+    /// As [`OutputParser::new`], with the tools that the request offers: formats that write values without types
+    /// (`qwen3_coder`, built-in tools of `llama3_json`) give them those of the schemas.
+    pub fn for_tools(
+        tool_parser: Option<&str>,
+        reasoning_parser: Option<&str>,
+        reasoning_open: bool,
+        schemas: &Arc<ToolSchemas>,
+    ) -> Result<Self, ParserError> {
+        registry::build(tool_parser, reasoning_parser, reasoning_open, schemas)
     }
 
     /// The markers of the formats: special tokens among them must be part of the text.

@@ -1,13 +1,14 @@
 //! Qwen3-Coder: `<tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>`.
 //!
-//! The format is not JSON, so arguments are made into it: a value that is a JSON number, literal, list or object stays as
-//! the model wrote it, any other becomes a string. One newline at either end of a value belongs to the format.
+//! The format is not JSON, so arguments are made into it, see [`super::value`]. One newline at either end of a value belongs
+//! to the format.
 
-use serde_json::Value;
+use std::sync::Arc;
 
-use super::call::MAX_HELD_BYTES;
 use super::markers::{Front, Markers, front, leading_space};
+use super::schema::ToolSchemas;
 use super::sink::Sink;
+use super::value::{ParameterValue, escaped};
 use super::{Machine, Step};
 
 pub(super) const MARKERS: &[&str] = &[
@@ -45,106 +46,22 @@ enum State {
     Between,
 }
 
-/// What a value can still be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Kind {
-    /// Only white space so far.
-    #[default]
-    Blank,
-    /// `true`, `false`, `null`, from that offset on; else a string.
-    Literal(usize),
-    /// A number, list or object, or a string.
-    Json,
-    String,
-}
-
-/// A value that is being read.
-#[derive(Debug, Default)]
-struct ParameterValue {
-    /// Text that may be JSON, or a newline that may be the last.
-    held: String,
-    kind: Kind,
-    /// Whether the first newline has been dropped, or there is none.
-    begun: bool,
-}
-
-impl ParameterValue {
-    fn add(&mut self, text: &str, sink: &mut Sink) {
-        let mut rest = text;
-        if !self.begun && !rest.is_empty() {
-            rest = rest.strip_prefix('\n').unwrap_or(rest);
-            self.begun = true;
-        }
-        for (at, character) in rest.char_indices() {
-            if self.kind == Kind::String {
-                self.held.push_str(&rest[at..]);
-                break;
-            }
-            self.held.push(character);
-            self.kind = self.kind_with(character);
-            if self.kind == Kind::String {
-                sink.arguments("\"");
-            }
-        }
-        if self.kind == Kind::String {
-            // A newline at the end may be the last one.
-            let shown = self.held.len() - usize::from(self.held.ends_with('\n'));
-            sink.arguments(&escaped(&self.held[..shown]));
-            self.held.drain(..shown);
-        }
-    }
-
-    /// The kind once `character` is the last of what is held back.
-    fn kind_with(&self, character: char) -> Kind {
-        if self.held.len() > MAX_HELD_BYTES {
-            return Kind::String;
-        }
-        match (self.kind, character) {
-            (Kind::Blank, ' ' | '\t' | '\r' | '\n') => Kind::Blank,
-            (Kind::Blank, 't' | 'f' | 'n') => Kind::Literal(self.held.len() - 1),
-            (Kind::Blank, '-' | '[' | '{' | '0'..='9') => Kind::Json,
-            (Kind::Literal(from), ' ' | '\t' | '\r' | '\n') => Kind::Literal(from),
-            (Kind::Literal(from), _) if is_begun_literal(&self.held[from..]) => Kind::Literal(from),
-            (Kind::Json, _) => Kind::Json,
-            _ => Kind::String,
-        }
-    }
-
-    fn end(&self, sink: &mut Sink) {
-        let text = self.held.strip_suffix('\n').unwrap_or(&self.held);
-        if self.kind == Kind::String {
-            sink.arguments(&format!("{}\"", escaped(text)));
-        } else if serde_json::from_str::<Value>(text).is_ok() {
-            sink.arguments(text);
-        } else {
-            sink.arguments(&format!("\"{}\"", escaped(text)));
-        }
-    }
-}
-
-fn is_begun_literal(text: &str) -> bool {
-    ["true", "false", "null"]
-        .iter()
-        .any(|literal| literal.starts_with(text))
-}
-
-/// The inside of a JSON string.
-fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
 #[derive(Debug)]
 pub(super) struct Qwen3Coder {
+    schemas: Arc<ToolSchemas>,
     state: State,
+    /// The function of the call that is being read.
+    name: String,
     open: Markers,
     value_end: Markers,
 }
 
 impl Qwen3Coder {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(schemas: Arc<ToolSchemas>) -> Self {
         Self {
+            schemas,
             state: State::Text,
+            name: String::new(),
             open: Markers::new(&[OPEN, FUNCTION]),
             value_end: Markers::new(&[PARAMETER_END]),
         }
@@ -194,7 +111,8 @@ impl Qwen3Coder {
         match take_name(text, held, limit) {
             Name::More => Step::Consumed(text.len()),
             Name::Ends(at) if held.len() > *name => {
-                sink.start(held[*name..].to_owned());
+                self.name = held[*name..].to_owned();
+                sink.start(self.name.clone());
                 self.state = State::Parameters(false);
                 Step::Consumed(at + 1)
             }
@@ -236,7 +154,8 @@ impl Qwen3Coder {
             Name::Ends(at) => {
                 let separator = if *any { ", " } else { "{" };
                 sink.arguments(&format!("{separator}\"{}\": ", escaped(key)));
-                self.state = State::Value(ParameterValue::default());
+                let types = self.schemas.types(&self.name, key);
+                self.state = State::Value(ParameterValue::new(types, true));
                 Step::Consumed(at + 1)
             }
             Name::Broken(at) => {

@@ -1,6 +1,9 @@
 //! Parsers by name, and which of them a chat template calls for.
 
+use std::sync::Arc;
+
 use super::reasoning::{self, Think};
+use super::schema::ToolSchemas;
 use super::sink::Sink;
 use super::{Machine, OutputParser, ParserError, Stage};
 use super::{deepseek, harmony, hermes, llama, mistral, qwen3_coder};
@@ -22,6 +25,7 @@ pub(super) fn build(
     tool_parser: Option<&str>,
     reasoning_parser: Option<&str>,
     reasoning_open: bool,
+    schemas: &Arc<ToolSchemas>,
 ) -> Result<OutputParser, ParserError> {
     if let (Some(tool), Some(reasoning)) = (tool_parser, reasoning_parser)
         && (tool == "harmony") != (reasoning == "gpt_oss")
@@ -36,13 +40,13 @@ pub(super) fn build(
     let mut markers = Vec::new();
     let mut tools = match tool_parser {
         None => None,
-        Some(name) => Some(tool_stage(name, &mut markers)?),
+        Some(name) => Some(tool_stage(name, schemas, &mut markers)?),
     };
     let reasoning = match reasoning_parser {
         None => None,
         // One machine reads both the calls and the reasoning of this format.
         Some("gpt_oss") => {
-            tools = Some(tool_stage("harmony", &mut markers)?);
+            tools = Some(tool_stage("harmony", schemas, &mut markers)?);
             None
         }
         // Its template opens the reasoning, or else the model does it at once.
@@ -64,15 +68,22 @@ pub(super) fn build(
     })
 }
 
-fn tool_stage(name: &str, markers: &mut Vec<&'static str>) -> Result<Stage, ParserError> {
+fn tool_stage(
+    name: &str,
+    schemas: &Arc<ToolSchemas>,
+    markers: &mut Vec<&'static str>,
+) -> Result<Stage, ParserError> {
     let (machine, found): (Box<dyn Machine>, _) = match name {
         "hermes" => (Box::new(hermes::Hermes::new()), hermes::MARKERS),
-        "llama3_json" => (Box::new(llama::Llama3::new()), llama::MARKERS),
+        "llama3_json" => (
+            Box::new(llama::Llama3::new(Arc::clone(schemas))),
+            llama::MARKERS,
+        ),
         "mistral" => (Box::new(mistral::Mistral::new()), mistral::MARKERS),
         "deepseek_v3" => (Box::new(deepseek::DeepSeek::new()), deepseek::MARKERS),
         "harmony" => (Box::new(harmony::Harmony::new()), harmony::MARKERS),
         "qwen3_coder" => (
-            Box::new(qwen3_coder::Qwen3Coder::new()),
+            Box::new(qwen3_coder::Qwen3Coder::new(Arc::clone(schemas))),
             qwen3_coder::MARKERS,
         ),
         other => return Err(unknown("tool_parser", other, TOOL_PARSERS)),

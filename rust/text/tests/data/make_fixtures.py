@@ -46,6 +46,8 @@ TEXTS = [
 
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+NO_HAN_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+NO_HAN_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES
 PATTERNS = {
@@ -63,6 +65,33 @@ PATTERNS = {
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
         + SPACES,
     ],
+    # Of the letters that have a case the original lists those of Unicode 11; the texts here have no others.
+    "deepseek-llm": [
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟\x{3000}-。]+",
+        r"\s+$",
+        r"[一-龥\x{800}-一가-\x{d7ff}]+",
+        r"\p{N}",
+    ],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥\x{800}-一가-\x{d7ff}]+", r"\p{N}"],
+    "qwen35": [
+        CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + SPACES,
+    ],
+    "seed-coder": [CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + SPACES],
+    "minicpm5": [
+        r"\p{N}{1,3}",
+        CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES,
+    ],
+    "bailingmoe": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    ],
+    "kimi-k2": [
+        rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{NO_HAN_UPPER}*{NO_HAN_LOWER}+{CONTRACTION}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{NO_HAN_UPPER}+{NO_HAN_LOWER}*{CONTRACTION}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
+    ],
+    "bloom": [r" ?[^(\s|[.,!?…。，、।۔،])]+"],
 }
 
 CHATS = [

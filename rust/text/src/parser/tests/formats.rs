@@ -158,7 +158,7 @@ fn json_that_is_an_answer_is_content_in_llama_too() {
         r#"{"answer": {"name": "f", "parameters": {}}}"#,
         r#"{"parameters": {"a": 1}}"#,
         r#"The call is {"name": "f", "parameters": {}}"#,
-        r#"<|python_tag|>search.call(query="x")"#,
+        "<|python_tag|>print(1)",
         "{}",
         "{",
     ] {

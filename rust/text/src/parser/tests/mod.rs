@@ -2,10 +2,13 @@
 
 mod formats;
 mod properties;
+mod typed;
 
-use serde_json::Value;
+use std::sync::Arc;
 
-use super::{Event, OutputParser};
+use serde_json::{Value, json};
+
+use super::{Event, OutputParser, ToolSchemas};
 
 /// Every useful pair of parsers: tools, reasoning, whether the prompt opened the reasoning.
 const ALL: &[(Option<&str>, Option<&str>, bool)] = &[
@@ -26,7 +29,24 @@ const ALL: &[(Option<&str>, Option<&str>, bool)] = &[
 ];
 
 fn parser((tools, reasoning, open): (Option<&str>, Option<&str>, bool)) -> OutputParser {
-    OutputParser::new(tools, reasoning, open).unwrap()
+    OutputParser::for_tools(tools, reasoning, open, &schemas()).unwrap()
+}
+
+/// Of a function `typed` with a parameter of each type; all other functions are unknown.
+fn schemas() -> Arc<ToolSchemas> {
+    let properties = json!({
+        "s": {"type": "string"},
+        "n": {"type": "number"},
+        "b": {"type": "boolean"},
+        "o": {"type": "object"},
+        "l": {"type": "array"},
+        "sn": {"type": ["string", "integer", "null"]},
+    });
+    let function =
+        json!({"name": "typed", "parameters": {"type": "object", "properties": properties}});
+    Arc::new(ToolSchemas::new(
+        &json!([{"type": "function", "function": function}]),
+    ))
 }
 
 /// The events of a text that comes in these pieces, neighbours of one kind joined.

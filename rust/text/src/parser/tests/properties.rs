@@ -1,6 +1,5 @@
 use proptest::prelude::*;
 use proptest::sample::select;
-use serde_json::json;
 
 use super::*;
 
@@ -35,6 +34,15 @@ fn fragments() -> impl Strategy<Value = String> {
         "<parameter=k>",
         "</parameter>",
         "</function>",
+        "<function=typed>",
+        "<parameter=b>",
+        "<|python_tag|>typed.call(",
+        "f.call(",
+        "sn=",
+        "b=",
+        "True",
+        ")",
+        "'",
         "{\"name\": \"f\", \"arguments\": {",
         "{\"name\":\"g\",\"parameters\":{\"a\":[1,\"é\"]}}",
         "\"k\": ",
@@ -305,6 +313,10 @@ fn hostile() -> Vec<String> {
         "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
         "<function=f><parameter=a>",
         "<function=f><parameter=a>1</parameter></function>",
+        "<|python_tag|>",
+        "<|python_tag|>f.call(a=",
+        "<|python_tag|>f.call(a=1)",
+        "<|python_tag|>f.call(a=\"x\", b=\"",
         "<think>",
         "</think>",
     ];
@@ -321,6 +333,9 @@ fn hostile() -> Vec<String> {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": ",
         "<|channel|>commentary to=functions.f<|message|>{\"a\": ",
         "<tool_call><function=f><parameter=a>",
+        "<tool_call><function=typed><parameter=o>",
+        "<|python_tag|>f.call(a=",
+        "<|python_tag|>typed.call(n=\"",
         "<think>",
         "",
     ];
