@@ -1,0 +1,110 @@
+"""Matrix products of few rows, `y = x · Wᵀ`, and which kernel makes them.
+
+A decode step reads every weight once and does little with it: these kernels are built to read at the memory's full rate. Products
+of more than a few hundred rows are bound by arithmetic and left to cuBLAS.
+
+| rows | kernel |
+| --- | --- |
+| 1 to 4 | `gemv`: plain arithmetic, whole rows of the weights at once |
+| up to 256, Hopper | `ring_linear`: copies by the tensor memory accelerator through a ring of stages, work cut evenly |
+| up to 64, elsewhere | `split_linear`: portable, the inner dimension split over programs |
+| more, or fp32 | cuBLAS |
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import fused, gemv, split_linear
+from octavo.kernels.tiles import GemvTiles, RingTiles, Tiles
+
+try:
+    from octavo.kernels import ring_linear
+except ImportError:  # another release of Triton, whose Gluon differs
+    ring_linear = None  # type: ignore[assignment]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None) -> Tensor:
+    """`x · weightᵀ + bias`, accumulated in fp32.
+
+    Args:
+        x: `[M, K]`, rows of any stride.
+        weight: `[N, K]`, contiguous, of the same dtype.
+        bias: `[N]` or None.
+        tiles: which kernel and how it is cut; by default what is fastest.
+
+    Returns:
+        `[M, N]`, contiguous.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit each other.
+    """
+    _check(x, weight, bias)
+    if not _is_ours(x, weight, tiles):
+        return torch.nn.functional.linear(x, weight, bias)
+    out = torch.empty(x.shape[0], weight.shape[0], device=x.device, dtype=x.dtype)
+    _run(x, weight, bias, out, gated=False, silu=False, tiles=tiles)
+    return out
+
+
+def gated_linear(x: Tensor, weight: Tensor, silu: bool, *, tiles: Tiles | None = None) -> Tensor:
+    """`act(x · weight[:F]ᵀ) * (x · weight[F:]ᵀ)`, the activation of fp32 sums; SiLU, or GELU with tanh.
+
+    Args:
+        x: `[M, K]`, rows of any stride.
+        weight: `[2F, K]`, contiguous, of the same dtype.
+        silu: SiLU, else GELU.
+        tiles: which kernel and how it is cut; by default what is fastest.
+
+    Returns:
+        `[M, F]`, contiguous.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit each other.
+    """
+    _check(x, weight, None)
+    if weight.shape[0] % 2:
+        raise ValueError(f"weight of {weight.shape[0]} rows has no two halves")
+    if not _is_ours(x, weight, tiles):
+        return fused.gated(torch.nn.functional.linear(x, weight), silu)
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, device=x.device, dtype=x.dtype)
+    _run(x, weight, None, out, gated=True, silu=silu, tiles=tiles)
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
+
+
+def _is_ours(x: Tensor, weight: Tensor, tiles: Tiles | None) -> bool:
+    """Whether one of our kernels makes the product; one was asked for, or it is of few rows."""
+    if not (x.shape[0] and weight.numel() and weight.is_contiguous() and x.stride(1) == 1):
+        return False
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return tiles is not None or x.shape[0] <= _most_rows(x, weight)
+
+
+def _most_rows(x: Tensor, weight: Tensor) -> int:
+    """Up to how many rows our kernels are faster than cuBLAS on this device."""
+    if ring_linear is not None and ring_linear.supports(x, weight):
+        return ring_linear.MAX_ROWS
+    return split_linear.MAX_ROWS
+
+
+def _run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: Tiles | None
+) -> None:
+    """The kernel that `tiles` is of, or the fastest."""
+    if isinstance(tiles, GemvTiles) or (tiles is None and x.shape[0] <= gemv.MAX_ROWS):
+        gemv.gemv(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)
+    elif ring_linear is not None and (
+        isinstance(tiles, RingTiles) or (tiles is None and ring_linear.supports(x, weight))
+    ):
+        ring_linear.ring_linear(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)
+    else:
+        split_linear.split_linear(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)

@@ -1,0 +1,148 @@
+"""Matrix products of few rows on tensor cores, in portable Triton: tiles of the weights, the inner dimension split over programs.
+
+Weights are the left operand (`yᵀ = W · xᵀ`): their rows are many, those of `x` few. Sums of a split go to the workspace; the
+program that arrives last adds them up in the order of the splits, so the result does not depend on who is last.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.kernels import launch
+from octavo.kernels.gemv import activate
+from octavo.kernels.tiles import SplitTiles, power_of_two, split_tiles
+
+MAX_ROWS = 64
+
+
+@triton.jit
+def _prefetch(address, BYTES: tl.constexpr):
+    """Asks the L2 cache for `BYTES` from each address on (sm_90)."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], " + BYTES + "; // $0", "=r,l", [address], tl.int32, False, 1
+    )
+
+
+@triton.jit
+def _step(first, second, source, acc, up, in_row, in_column, GATED: tl.constexpr):
+    """One stage: `BK` columns of the weights and of `x`."""
+    rows = tl.load(source, mask=in_column, other=None if in_column is None else 0.0)
+    acc = tl.dot(tl.load(first, mask=in_row, other=None if in_row is None else 0.0), rows, acc)
+    if GATED:
+        up = tl.dot(tl.load(second, mask=in_row, other=None if in_row is None else 0.0), rows, up)
+    return acc, up
+
+
+@triton.jit
+def _total(sums, STRIDE: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
+    """Adds up the splits' sums, in their order."""
+    total = tl.zeros([BN, BM], tl.float32)
+    for split in range(SPLITS):
+        total += tl.load(sums + split * STRIDE, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _prefetch_rows(w, known, K, begin, width, GATED: tl.constexpr, BYTES: tl.constexpr):
+    """Asks for the first bytes of the tile's rows, before the kernels in front have ended."""
+    if BYTES != "":
+        _prefetch((w + known.to(tl.int64) * K + begin).to(tl.int64), BYTES)
+        if GATED:
+            _prefetch((w + (known + width).to(tl.int64) * K + begin).to(tl.int64), BYTES)
+
+
+@triton.jit(do_not_specialize=["M", "width", "tiles_m", "blocks"])
+def _split_kernel(
+    x, w, bias, y, partial, counters, M, width, K, x_stride, tiles_m, blocks,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """Outputs `[BN, BM]` (GATED: both halves') of one tile over `blocks * BK` columns."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row = tile // tiles_m * BN + tl.arange(0, BN)
+    m = tile % tiles_m * BM + tl.arange(0, BM)
+    column = tl.arange(0, BK)
+    begin = split * blocks * BK
+    stop = tl.minimum(K, begin + blocks * BK)
+    # Rows past the ends are read as the last ones and not stored.
+    known = tl.minimum(row, width - 1)
+    first = w + known[:, None].to(tl.int64) * K
+    second = w + (known + width)[:, None].to(tl.int64) * K
+    source = x + tl.minimum(m, M - 1)[None, :].to(tl.int64) * x_stride
+    if PDL:
+        gdc_launch_dependents()
+        _prefetch_rows(w, known, K, begin, width, GATED, PREFETCH)
+        gdc_wait()
+    acc = tl.zeros([BN, BM], tl.float32)
+    up = tl.zeros([BN, BM], tl.float32)
+    for at in range(begin, stop, BK):
+        k = at + column
+        if EVEN:
+            acc, up = _step(first + k[None, :], second + k[None, :], source + k[:, None], acc, up, None, None, GATED)
+        else:
+            inside = k < stop
+            acc, up = _step(
+                first + k[None, :], second + k[None, :], source + k[:, None], acc, up,
+                inside[None, :], inside[:, None], GATED,
+            )  # fmt: skip
+    last = True
+    if SPLITS > 1:
+        SIZE: tl.constexpr = BN * BM
+        PARTS: tl.constexpr = 2 if GATED else 1
+        place = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
+        sums = partial + tile.to(tl.int64) * (SPLITS * PARTS * SIZE) + place
+        tl.store(sums + split * (PARTS * SIZE), acc)
+        if GATED:
+            tl.store(sums + split * (PARTS * SIZE) + SIZE, up)
+        # All threads' sums are written before one thread says so.
+        tl.debug_barrier()
+        last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            acc = _total(sums, PARTS * SIZE, SPLITS, BN, BM)
+            if GATED:
+                up = _total(sums + SIZE, PARTS * SIZE, SPLITS, BN, BM)
+            tl.store(counters + tile, 0)
+    if last:
+        if BIAS:
+            acc += tl.load(bias + row, mask=row < width, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            acc = activate(acc, up, SILU)
+        target = y + m[None, :].to(tl.int64) * width + row[:, None]
+        tl.store(target, acc.to(y.dtype.element_ty), mask=(row < width)[:, None] & (m < M)[None, :])
+
+
+def split_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: SplitTiles | None
+) -> None:
+    """`linear.linear` or, where `gated`, `linear.gated_linear`, into contiguous `out`.
+
+    Raises:
+        ValueError: the tiles need more sums than the workspace holds.
+    """
+    (rows, depth), width = x.shape, out.shape[1]
+    tiles = tiles or split_tiles(rows, width, depth, gated, launch.multiprocessors(x.device))
+    tile_m = min(64, max(8, power_of_two(rows)))
+    tiles_m, tiles_n = triton.cdiv(rows, tile_m), triton.cdiv(width, tiles.outputs)
+    blocks = triton.cdiv(triton.cdiv(depth, tiles.splits), tiles.depth)
+    share = blocks * tiles.depth
+    splits = triton.cdiv(depth, share)
+    partial, counters = out, out
+    if splits > 1:
+        memory = launch.workspace(x.device)
+        partial, counters = memory.partial, memory.counters
+        needed = tiles_m * tiles_n * splits * tiles.outputs * tile_m * (2 if gated else 1)
+        if needed > len(partial) or tiles_m * tiles_n > len(counters):
+            raise ValueError(f"tiles = {tiles} need {needed} sums for an output {tuple(out.shape)}")
+    dependent = launch.dependent_launch(x.device)
+    # A bulk prefetch takes multiples of 16 bytes from a multiple of 16 on, which a row that is shorter does not have.
+    prefetch = str(min(share, 512) * 2) if dependent and depth % 8 == 0 and depth >= splits * share else ""
+    _split_kernel[(tiles_m * tiles_n, splits)](
+        x, weight, weight if bias is None else bias, out, partial, counters,
+        rows, width, depth, x.stride(0), tiles_m, blocks,
+        tile_m, tiles.outputs, tiles.depth, splits, depth % tiles.depth == 0,
+        gated, silu, bias is not None, dependent, prefetch,
+        num_warps=tiles.warps, num_stages=tiles.stages, **launch.launch_options(dependent),
+    )  # fmt: skip
