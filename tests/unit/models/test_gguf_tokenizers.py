@@ -16,6 +16,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.text.varied import strings
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -258,6 +259,14 @@ def test_gemmas_ids_equal_those_of_sentencepiece_and_decode_to_the_text(gemma, g
     for text in corpus():
         ids = gemma.encode(text)
         assert ids == gemma_oracle.encode(text), text[:80]
+        assert gemma.decode(ids, skip_special=False) == text.replace(SPACE, " ")
+
+
+def test_ten_thousand_varied_strings_have_the_ids_that_sentencepiece_gives_them(gemma, gemma_oracle):
+    texts = strings(10_000)
+    expected = gemma_oracle.encode(texts, num_threads=2)
+    for text, ids, wanted in zip(texts, gemma.encode_batch(texts), expected, strict=True):
+        assert ids == wanted, text
         assert gemma.decode(ids, skip_special=False) == text.replace(SPACE, " ")
 
 

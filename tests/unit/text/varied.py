@@ -78,7 +78,7 @@ SNIPPETS = [
 
 
 def strings(count: int, seed: int = 0) -> list[str]:
-    """`count` strings: pieces of the table, cut anywhere and joined with and without space, and random characters."""
+    """`count` strings: pieces of the table, cut anywhere and joined with and without space, random characters and bytes."""
     rng = random.Random(seed)
     found = list(SNIPPETS)
     while len(found) < count:
@@ -91,5 +91,9 @@ def strings(count: int, seed: int = 0) -> list[str]:
                 parts.append(rng.choice(" \n\t") * rng.randint(1, 9))
             if rng.random() < 0.1:
                 parts.append(chr(rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)])))
+            if rng.random() < 0.05:
+                # A file that is not UTF-8, or is cut in the middle of a character, as it is read.
+                encoded = rng.choice([rng.randbytes(rng.randint(1, 9)), snippet.encode()[start + 1 : start + 12]])
+                parts.append(encoded.decode("utf-8", "replace"))
         found.append(rng.choice(["", " "]).join(parts))
     return found

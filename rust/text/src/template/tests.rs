@@ -281,6 +281,24 @@ fn endless_templates_end() {
 }
 
 #[test]
+fn texts_and_ranges_of_absurd_lengths_are_errors_and_not_allocated() {
+    for source in [
+        "{{ messages[0].content * 1000000000 }}",
+        "{% set n = 9999999 * 9999999 %}{{ n * messages[0].content }}",
+        "{% for a in range(100001) %}{% endfor %}",
+        "{{ messages[0].content * -1 }}",
+    ] {
+        assert!(
+            matches!(
+                render(source, &user("x")),
+                Err(TemplateError::Failed { .. })
+            ),
+            "{source}"
+        );
+    }
+}
+
+#[test]
 fn template_errors_are_the_messages_fault_and_name_the_line() {
     let error = render("a\n{{ messages[0].content.nomethod() }}", &user("x")).unwrap_err();
     assert!(
