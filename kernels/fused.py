@@ -6,13 +6,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from octavo.kernels import launch
+
+
+@triton.jit
+def _begin(PDL: tl.constexpr):
+    """With a dependent launch: lets the next kernel begin, and waits for the end of those before this one."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, total, scale, eps, width, x_stride, SIZE: tl.constexpr, ADD: tl.constexpr
-):
+    x, residual, weight, out, total, scale, eps, width, x_stride,
+    SIZE: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One row a program: `total = residual + scale * x` (if ADD), `out = total / rms(total) * weight`."""
+    _begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE)
     inside = column < width
@@ -33,10 +46,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, width = x.shape
     out = torch.empty(rows, width, device=x.device, dtype=x.dtype)
     if rows:
-        size = triton.next_power_of_2(width)
+        size, dependent = triton.next_power_of_2(width), launch.dependent_launch(x.device)
         _rms_norm_kernel[(rows,)](
-            x, x, weight, out, out, 1.0, eps, width, x.stride(0), size, False, num_warps=_warps(size)
-        )
+            x, x, weight, out, out, 1.0, eps, width, x.stride(0), size, False, dependent,
+            num_warps=_warps(size), **launch.launch_options(dependent),
+        )  # fmt: skip
     return out
 
 
@@ -45,10 +59,11 @@ def add_rms_norm(residual: Tensor, x: Tensor, scale: float, weight: Tensor, eps:
     rows, width = residual.shape
     out = torch.empty_like(residual)
     if rows:
-        size = triton.next_power_of_2(width)
+        size, dependent = triton.next_power_of_2(width), launch.dependent_launch(x.device)
         _rms_norm_kernel[(rows,)](
-            x, residual, weight, out, residual, scale, eps, width, x.stride(0), size, True, num_warps=_warps(size)
-        )
+            x, residual, weight, out, residual, scale, eps, width, x.stride(0), size, True, dependent,
+            num_warps=_warps(size), **launch.launch_options(dependent),
+        )  # fmt: skip
     return out, residual
 
 
@@ -58,7 +73,9 @@ def _warps(size: int) -> int:
 
 
 @triton.jit
-def _gated_kernel(x, out, width, SIZE: tl.constexpr, SILU: tl.constexpr):
+def _gated_kernel(x, out, width, SIZE: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
+    """`SIZE` columns of one row a program."""
+    _begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = column < width
@@ -77,8 +94,10 @@ def gated(x: Tensor, silu: bool) -> Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, width, device=x.device, dtype=x.dtype)
     if rows:
-        size = min(1024, triton.next_power_of_2(width))
-        _gated_kernel[(rows, triton.cdiv(width, size))](x, out, width, size, silu, num_warps=4)
+        size, dependent = min(1024, triton.next_power_of_2(width)), launch.dependent_launch(x.device)
+        _gated_kernel[(rows, triton.cdiv(width, size))](
+            x, out, width, size, silu, dependent, num_warps=4, **launch.launch_options(dependent)
+        )
     return out
 
 
@@ -92,9 +111,10 @@ def _finite(x):
 def _rotate_and_store_kernel(
     qkv, positions, rope, slots, q_norm, k_norm, q_out, cache, eps,
     heads, kv_heads, dim, rotary_half, block_size, block_stride, kv_stride, head_stride,
-    DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+    DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one token a program. A head is read as the two halves of its rotated pairs and the rest."""
+    _begin(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     source = qkv + token * (heads + 2 * kv_heads) * dim + head * dim
     slot = tl.load(slots + token).to(tl.int64)
@@ -168,10 +188,12 @@ def rotate_and_store(
     out = torch.empty(tokens, heads, dim, device=qkv.device, dtype=qkv.dtype)
     half = rope.shape[1] // 2
     if tokens:
+        dependent = launch.dependent_launch(qkv.device)
         _rotate_and_store_kernel[(tokens, heads + 2 * kv_heads)](
             qkv, positions, rope, slots,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
             out, kv_cache, eps, heads, kv_heads, dim, half, block_size, *kv_cache.stride()[:3],
-            triton.next_power_of_2(dim), triton.next_power_of_2(half), interleaved, q_norm is not None, num_warps=1,
+            triton.next_power_of_2(dim), triton.next_power_of_2(half), interleaved, q_norm is not None, dependent,
+            num_warps=1, **launch.launch_options(dependent),
         )  # fmt: skip
     return out

@@ -2,8 +2,8 @@
 
 With programmatic dependent launch (CUDA programming guide, "Programmatic Dependent Launch and Synchronization") the programs of
 a kernel may start while the kernel before them still runs. Such a kernel reads constants (weights) at once, and calls `gdc_wait`
-before it reads what earlier kernels wrote and before it writes anything at all. Every program calls it: then the end of a kernel
-still means the end of all kernels before it.
+before it reads what earlier kernels wrote and before it writes anything at all; what it reads at once must not come from the kernel
+right in front of it. Every program calls `gdc_wait`: then the end of a kernel still means the end of all kernels before it.
 """
 
 from __future__ import annotations

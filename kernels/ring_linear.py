@@ -64,9 +64,14 @@ def _load_rows(x_desc, x_s, full, unit, stage, wanted, blocks, tiles_m):
 @gluon.jit
 def _total(partial, place, head, tail, SIZE: gl.constexpr):
     """Adds up the sums of the programs `head` to `tail`, in their order."""
+    PER_THREAD: gl.constexpr = place.shape[0] * place.shape[1] // (32 * gl.num_warps())
+    # Several loads at once hide each other's latency, as far as registers reach.
+    AT_ONCE: gl.constexpr = 4 if PER_THREAD <= 16 else 2 if PER_THREAD <= 32 else 1
     total = gl.load(partial + (2 * head + 1) * SIZE + place, cache_modifier=".cg")
-    for program in range(head + 1, tail + 1):
-        total += gl.load(partial + 2 * program * SIZE + place, cache_modifier=".cg")
+    for program in range(head + 1, tail + 1, AT_ONCE):
+        for i in gl.static_range(AT_ONCE):
+            sums = partial + 2 * (program + i) * SIZE
+            total += gl.load(sums + place, mask=program + i <= tail, other=0.0, cache_modifier=".cg")
     return total
 
 

@@ -77,12 +77,18 @@ def split_tiles(rows: int, width: int, depth: int, gated: bool, multiprocessors:
 
 
 def ring_tiles(rows: int, width: int, gated: bool) -> RingTiles:
-    """Two programs of about 100 KiB on each multiprocessor; for many rows one of 192 KiB that computes more with what it reads."""
-    if rows > 128 and not gated:
-        return RingTiles(rows=256, parts=1, depth=64, stages=4, warps=8, programs=1)
+    """Two programs of about 100 KiB on each multiprocessor, or one where a tile's sums would have many parts to add up.
+
+    For many rows one program of 192 KiB computes more with what it reads.
+    """
     if rows > 64:
-        return RingTiles(rows=128, parts=2, depth=64, stages=4, warps=8, programs=1)
+        if rows > 128 and not gated and width > 4096:
+            return RingTiles(rows=256, parts=1, depth=64, stages=4, warps=8, programs=1)
+        if gated or width > 16384:
+            return RingTiles(rows=128, parts=2, depth=64, stages=4, warps=8, programs=1)
+        return RingTiles(rows=128, parts=1, depth=64, stages=6, warps=8, programs=1)
     tile = max(8, power_of_two(rows))
-    parts = 2 if gated or rows > 16 or width > 16384 else 1
-    stage = RingTiles(tile, parts, depth=64, stages=1, warps=4, programs=2).stage_bytes()
-    return RingTiles(tile, parts, depth=64, stages=min(8, (108 << 10) // stage), warps=4, programs=2)
+    parts = 2 if gated or width > 8192 else 1
+    programs = 1 if rows > 16 and width <= 8192 else 2
+    stage = RingTiles(tile, parts, depth=64, stages=1, warps=4, programs=programs).stage_bytes()
+    return RingTiles(tile, parts, depth=64, stages=min(12, (108 << 10) // stage), warps=4, programs=programs)

@@ -90,7 +90,8 @@ class Case:
 def ring_cuts(rows: int, gated: bool) -> list[RingTiles]:
     """Those worth a try."""
     if rows > 64:
-        wide = [(rows, 1, 64, 4, 8), (128, 2, 64, 4, 8), (128, 1, 64, 6, 8), (128, 2, 64, 3, 4), (64, 2, 64, 5, 8)]
+        wide = [(rows, 1, 64, 4, 8), (128, 2, 64, 4, 8), (128, 1, 64, 6, 8), (128, 2, 64, 3, 4)]
+        wide += [(128, 1, 64, 4, 4), (64, 2, 64, 5, 8), (128, 1, 128, 3, 8)]
         cuts = [(*cut, programs) for cut in wide for programs in ((1, 2) if cut[4] == 4 else (1,))]
         return [RingTiles(*cut) for cut in dict.fromkeys(cuts) if cut[1] == 2 or not gated]
     tile = max(8, power_of_two(rows))

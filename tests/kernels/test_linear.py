@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo.kernels import launch, linear
-from octavo.kernels.tiles import GemvTiles, SplitTiles, ring_tiles
+from octavo.kernels import fused, launch, linear
+from octavo.kernels.tiles import GemvTiles, SplitTiles, ring_tiles, split_tiles
 
 # Without a GPU, Triton's interpreter runs the kernels (conftest.py).
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -147,22 +147,29 @@ def test_the_ring_gives_the_products_of_fp64(rows, dtype, gated):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("tiles", [None, split_tiles(16, 512, 512, False, 132)], ids=["default", "split"])
 @pytest.mark.parametrize("rows", [1, 3, 16, 64, 200])
-def test_a_chain_of_dependent_launches_gives_what_separate_ones_do(rows):
+def test_a_chain_of_dependent_launches_gives_what_separate_ones_do(rows, tiles):
     torch.manual_seed(rows)
-    weights = [torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) * 512**-0.5 for _ in range(12)]
+    weights = [torch.randn(1024, 512, device="cuda", dtype=torch.bfloat16) * 512**-0.5 for _ in range(12)]
+    norm = torch.rand(512, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16)
 
     def chain():
-        y = x
+        residual, y = x.clone(), x
         for weight in weights:
-            y = linear.linear(y, weight)
+            y = linear.linear(y, weight[:512], tiles=tiles)
+            y, residual = fused.add_rms_norm(residual, y, 1.0, norm, 1e-6)
+            y = linear.gated_linear(y, weight, True, tiles=tiles)
         return y
 
     launch.set_dependent_launch(False)
-    separate = chain()
-    torch.cuda.synchronize()
-    launch.set_dependent_launch(True)
+    try:
+        separate = chain()
+        torch.cuda.synchronize()
+    finally:
+        launch.set_dependent_launch(True)
+    assert launch.dependent_launch(x.device)
     chain()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -182,6 +189,7 @@ RING_DEFAULTS = [
     (64, 4096, 14336, False),
     (64, 14336, 4096, True),
     (128, 4096, 4096, False),
+    (128, 28672, 4096, False),
     (256, 6144, 4096, False),
     (256, 14336, 4096, True),
 ]
