@@ -16,6 +16,7 @@ from octavo.errors import ParameterError, check_text
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LogprobsMode = Literal["raw", "processed"]
+LoadFormat = Literal["auto", "dummy"]
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -44,13 +45,17 @@ class EngineConfig:
     override_generation_config: dict[str, Any] | None = _arg(
         None, 'Default sampling parameters that win over the file\'s, as JSON: `{"temperature": 0.5}`.'
     )
+    load_format: LoadFormat = _arg("auto", "`dummy` takes random weights: for measuring speed without a checkpoint.")
     dtype: DType = _arg("auto", "Type of the activations; `float32` with `backend='reference'` is the exact path.")
     backend: Backend = _arg("auto", "`cuda` where there is a GPU, else `cpu`; `reference` is the plain oracle.")
     max_model_len: int | None = _arg(
         None, "Tokens of prompt and output together; the model's own limit by default, less if the cache is smaller."
     )
     max_num_seqs: int = _arg(256, "Requests that run at once.")
-    max_num_batched_tokens: int | None = _arg(None, "Tokens of one step; 2048 on a GPU, 512 on a CPU by default.")
+    max_num_batched_tokens: int | None = _arg(None, "Tokens of one step; 8192 on a GPU, 512 on a CPU by default.")
+    enforce_eager: bool = _arg(
+        False, "Launch every kernel of a decode step on its own instead of replaying a CUDA graph."
+    )
     max_in_flight: int | None = _arg(
         None, "Steps scheduled before the first of them is settled; 1 on a CPU, 2 on a GPU by default."
     )
@@ -90,7 +95,12 @@ class EngineConfig:
             raise ParameterError(
                 "kv_cache_memory_bytes", self.kv_cache_memory_bytes, "unset when num_gpu_blocks_override is given"
             )
-        for name, kind in (("backend", Backend), ("dtype", DType), ("logprobs_mode", LogprobsMode)):
+        for name, kind in (
+            ("backend", Backend),
+            ("dtype", DType),
+            ("logprobs_mode", LogprobsMode),
+            ("load_format", LoadFormat),
+        ):
             if getattr(self, name) not in get_args(kind):
                 raise ParameterError(name, getattr(self, name), "one of " + ", ".join(get_args(kind)))
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

@@ -291,7 +291,7 @@ class LLMEngine:
 def _run(started: Started) -> None:
     """The engine's thread. Whatever ends the loop, every request is told."""
     try:
-        plans = [StepPlan(started.core) for _ in range(started.max_in_flight + 1)]
+        plans = [StepPlan(started.core, started.runner.plan_buffer) for _ in range(started.max_in_flight + 1)]
         loop.run(started.core, started.runner, plans, started.max_in_flight)
     except BaseException as error:
         traceback.print_exc()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
 from octavo.outputs import RequestOutput
+
+Item = TypeVar("Item")
 
 
 class RequestProgress:
@@ -45,3 +49,9 @@ class RequestProgress:
         seconds = max(time.perf_counter() - self._start, 1e-6)
         rate = f"in {self._input_tokens / seconds:,.0f} tok/s, out {self._output_tokens / seconds:,.0f} tok/s"
         self._progress.update(self._task, advance=1, rate=rate)
+
+
+def tracked(description: str, items: Sequence[Item], enabled: bool) -> Iterable[Item]:
+    """The items, with a bar on a terminal that shows how many were taken."""
+    shown = enabled and sys.stderr.isatty()
+    return track(items, description, console=Console(stderr=True), disable=not shown)

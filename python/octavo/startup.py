@@ -12,11 +12,13 @@ import torch
 from octavo._core import ChatTemplate, EngineCore, Tokenizer
 from octavo.config import EngineConfig
 from octavo.defaults import SamplingDefaults, load_sampling_defaults
+from octavo.engine.plan import StepPlan
 from octavo.errors import ParameterError
 from octavo.memory import CachePlan, StepLimits, plan_cache
 from octavo.models.catalog import resolve_model
 from octavo.models.loader import LoadedModel, OpenedModel, open_model
 from octavo.ops.base import OpSet
+from octavo.progress import tracked
 from octavo.sampling.sampler import Sampler
 from octavo.text import load_chat_template, load_tokenizer
 from octavo.worker.model_runner import ModelRunner
@@ -47,7 +49,7 @@ class Started:
             raise ParameterError("model", model, "a checkpoint of the same architecture and shape as the one that runs")
         # As many positions as before: the slots and the cache groups are made for them.
         self.model = opened.load(self.ops, self.model.decoder.max_positions)
-        self.runner.decoder = self.model.decoder
+        self.runner.replace_decoder(self.model.decoder)
 
 
 def start(config: EngineConfig) -> Started:
@@ -59,15 +61,16 @@ def start(config: EngineConfig) -> Started:
         WeightError: a file is missing or damaged.
     """
     began = time.perf_counter()
-    source = resolve_model(config.model)
-    opened = open_model(source)
+    dummy = config.load_format == "dummy"
+    source = resolve_model(config.model, needs_weights=not dummy)
+    opened = open_model(source, dummy=dummy)
     defaults = load_sampling_defaults(config.generation_config, config.override_generation_config, source.path)
     torch.set_num_threads(config.threads)
     ops = _ops(config, opened)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer or source.path)
     template = load_chat_template(config.chat_template, tokenizer)
     on_gpu = ops.device.type == "cuda"
-    max_num_batched_tokens = config.max_num_batched_tokens or (2048 if on_gpu else 512)
+    max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 512)
     max_num_seqs = min(config.max_num_seqs, max_num_batched_tokens)
     if config.max_model_len is not None and config.max_model_len > opened.spec.max_positions:
         raise ParameterError(
@@ -103,7 +106,13 @@ def start(config: EngineConfig) -> Started:
         long_rope_above=model.decoder.long_rope_above,
         rope_rows=model.decoder.max_positions,
     )
-    runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
+    sampler = Sampler(spec.vocab_size, config.logprobs_mode)
+    if on_gpu:
+        runner = _gpu_runner(model, state, sampler, cache, max_num_batched_tokens)
+        if ops.can_be_captured(spec) and not config.enforce_eager:
+            _capture(config, core, runner)
+    else:
+        runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
     eos = list(spec.eos_token_ids)
     if tokenizer is not None:
         eos += [token for token in tokenizer.eog_token_ids if token not in eos]
@@ -124,6 +133,28 @@ def start(config: EngineConfig) -> Started:
     if not config.disable_log_stats:
         _summary(config, started, time.perf_counter() - began)
     return started
+
+
+def _gpu_runner(
+    model: LoadedModel,
+    state: SlotState,
+    sampler: Sampler,
+    cache: CachePlan,
+    max_num_batched_tokens: int,
+) -> ModelRunner:
+    """A runner whose inputs are made by kernels."""
+    from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
+
+    inputs = DeviceInputs(state, max_num_batched_tokens)
+    return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
+
+
+def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner) -> None:
+    """Makes the CUDA graphs, with a progress bar."""
+    from octavo.worker.graphs import graph_rows  # noqa: PLC0415
+
+    rows, shown = graph_rows(runner.state.max_num_seqs), not config.disable_log_stats
+    runner.capture(StepPlan(core), rows, lambda items: tracked("CUDA graphs", items, shown))
 
 
 def _ops(config: EngineConfig, opened: OpenedModel) -> Any:

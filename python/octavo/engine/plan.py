@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,8 @@ class SlotInit:
     bad_words: list[Int32Array]
     allowed_ids: Int32Array
     tokens: Int32Array
+    tokens_offset: int
+    """Word of the plan where `tokens` begin."""
 
     def integer(self, name: str) -> int:
         """A fixed word as an integer."""
@@ -86,11 +88,17 @@ class SlotInit:
 
 
 class StepPlan:
-    """A buffer of the core's size, and its parts by name; the views are valid until the buffer is scheduled into again."""
+    """A buffer of the core's size, and its parts by name; the views are valid until the buffer is scheduled into again.
 
-    def __init__(self, core: EngineCore) -> None:
+    Args:
+        core: says how large the buffer is.
+        allocate: makes an int32 array of so many zeros, in memory that the device can read fast.
+    """
+
+    def __init__(self, core: EngineCore, allocate: Callable[[int], Int32Array] | None = None) -> None:
         offsets = core.plan_offsets()
-        self.buffer: Int32Array = np.zeros(offsets["total_words"], dtype=np.int32)
+        words = offsets["total_words"]
+        self.buffer: Int32Array = np.zeros(words, dtype=np.int32) if allocate is None else allocate(words)
         self._offsets = offsets
 
     def header(self, name: str) -> int:
@@ -112,6 +120,16 @@ class StepPlan:
     def num_tokens(self) -> int:
         """`T`."""
         return self.header("num_tokens")
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """First word of each fixed section by name, the same in every plan of a core."""
+        return self._offsets
+
+    @property
+    def used(self) -> Int32Array:
+        """What of the buffer this plan uses."""
+        return self.buffer[: self.header("used_words")]
 
     def rows(self, name: str) -> Int32Array:
         """A per-row part: `slot`, `num_computed_tokens`, `num_draft_tokens` or `flags`, `[R]`."""
@@ -141,11 +159,11 @@ class StepPlan:
         at = self.header("slot_inits_offset")
         for _ in range(self.header("num_slot_inits")):
             words = int(self.buffer[at])
-            yield _parse_slot_init(self.buffer[at : at + words])
+            yield _parse_slot_init(self.buffer[at : at + words], at)
             at += words
 
 
-def _parse_slot_init(words: Int32Array) -> SlotInit:
+def _parse_slot_init(words: Int32Array, offset: int) -> SlotInit:
     fixed = words[: len(_ENTRY)]
     at = len(_ENTRY)
 
@@ -160,4 +178,6 @@ def _parse_slot_init(words: Int32Array) -> SlotInit:
     stop = take(n["n_stop"])
     bad_words = [take(int(take(1)[0])) for _ in range(n["n_bad_words"])]
     allowed = take(n["n_allowed"])
-    return SlotInit(fixed, bias[0::2], bias[1::2].view(np.float32), stop, bad_words, allowed, take(n["num_tokens"]))
+    first = offset + at
+    tokens = take(n["num_tokens"])
+    return SlotInit(fixed, bias[0::2], bias[1::2].view(np.float32), stop, bad_words, allowed, tokens, first)

@@ -24,13 +24,14 @@ __all__ = [
 DEFAULT_MODEL = "smollm2-135m"
 
 
-def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSource:
+def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None, *, needs_weights: bool = True) -> ModelSource:
     """Find a model, downloading it if need be.
 
     Args:
         model: a built-in name, `org/name[@revision]`, `org/name[@revision]:file.gguf`, a folder, or a `.gguf` file. An
             existing path wins over a hub id.
         say: gets one line before and after a download; None: standard error.
+        needs_weights: without, a folder that holds no more than a `config.json` will do.
 
     Raises:
         ModelNotFoundError: nothing of that name, or nothing in it that can be run.
@@ -45,7 +46,8 @@ def resolve_model(model: str = DEFAULT_MODEL, say: Say | None = None) -> ModelSo
     except (OSError, RuntimeError) as error:  # a name that no path can have; an unknown user's home
         raise ModelNotFoundError(f"model={model[:80]!r}: {error.args[-1]}") from error
     if is_folder:
-        return ModelSource(model, _in_folder(model, path.absolute()))
+        bare = not needs_weights and (path / "config.json").is_file()
+        return ModelSource(model, path.absolute() if bare else _in_folder(model, path.absolute()))
     if is_file and path.suffix == ".gguf":
         # Not resolved: in caches of the hub the link has the name, its target has none.
         return ModelSource(model, path.absolute())

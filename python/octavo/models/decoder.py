@@ -120,8 +120,9 @@ class Decoder:
             attended = self._leave(attended, layer.attention_post_norm)
             x, residual = self._enter(residual, attended, layer.mlp_norm)
             delta = self._leave(layer.mlp.forward(x), layer.mlp_post_norm)
-        residual = ops.take_rows(residual, batch.logits_indices)
-        delta = ops.take_rows(delta, batch.logits_indices)
+        if batch.logits_indices is not None:
+            residual = ops.take_rows(residual, batch.logits_indices)
+            delta = ops.take_rows(delta, batch.logits_indices)
         hidden, _ = ops.add_rms_norm(residual, delta, spec.residual_scale, self._norm, spec.norm_eps)
         return hidden
 

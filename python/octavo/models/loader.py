@@ -24,6 +24,7 @@ from octavo.models.fields import Config, token_ids
 from octavo.models.gguf_config import ROPE_TENSORS, config_from_gguf
 from octavo.models.spec import ModelSpec
 from octavo.models.weights.base import NamedWeights, PermutedTensor, WeightError
+from octavo.models.weights.dummy import DummyWeights
 from octavo.models.weights.gguf import GgufFile
 from octavo.models.weights.safetensors import SafetensorsFolder
 from octavo.ops.base import OpSet, StoredTensor
@@ -48,7 +49,7 @@ class OpenedModel:
 
     source: ModelSource
     spec: ModelSpec
-    weights: NamedWeights
+    weights: NamedWeights | DummyWeights
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors that are no part of the decoder."""
 
@@ -74,14 +75,21 @@ class OpenedModel:
         return LoadedModel(self.spec, decoder, self.weights.used_bytes())
 
 
-def open_model(source: ModelSource) -> OpenedModel:
+def open_model(source: ModelSource, *, dummy: bool = False) -> OpenedModel:
     """Read the configuration of a model and find its tensors.
+
+    Args:
+        source: the model.
+        dummy: take random weights; of a folder, only the configuration is read.
 
     Raises:
         ModelError: an architecture or a field of the configuration is not supported, or lacks.
         WeightError: a file is missing or damaged.
     """
-    return _open_gguf(source) if source.path.suffix == ".gguf" else _open_folder(source)
+    if source.path.suffix != ".gguf":
+        return _open_folder(source, dummy)
+    opened = _open_gguf(source)
+    return replace(opened, weights=DummyWeights(source.path)) if dummy else opened
 
 
 def load_model(source: ModelSource, ops: OpSet, max_positions: int | None = None) -> LoadedModel:
@@ -89,12 +97,12 @@ def load_model(source: ModelSource, ops: OpSet, max_positions: int | None = None
     return open_model(source).load(ops, max_positions)
 
 
-def _open_folder(source: ModelSource) -> OpenedModel:
+def _open_folder(source: ModelSource, dummy: bool) -> OpenedModel:
     config = _read_json(source.path / "config.json")
     with _blaming(source.path):
         family = family_of_config(config)
     quantization = config.get("quantization_config")
-    if quantization:
+    if quantization and not dummy:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ModelError(f"{source.path}: quantization_config.quant_method={method!r} is not supported")
     # Multimodal checkpoints keep the decoder's fields in an object of their own.
@@ -107,6 +115,8 @@ def _open_folder(source: ModelSource) -> OpenedModel:
         with _blaming(generation):
             ids = token_ids(_read_json(generation).get("eos_token_id"))
         spec = replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + ids)))
+    if dummy:
+        return OpenedModel(source, spec, DummyWeights(source.path))
     weights = NamedWeights(SafetensorsFolder(source.path), family.names, prefixes=family.prefixes)
     return OpenedModel(source, _with_tying(spec, weights), weights, family.ignored)
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from octavo.models.spec import ModelSpec
+
 Tensor: TypeAlias = Any
 Weight: TypeAlias = Any
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
@@ -61,8 +63,8 @@ class Batch:
     positions: Tensor
     """`[T]` row of the rotary tables: the token's position in its sequence, beyond the first table's rows for sequences that use
     the long frequencies; 0 for padding."""
-    logits_indices: Tensor
-    """`[n]` tokens of the step whose hidden state is wanted, in the order wanted."""
+    logits_indices: Tensor | None
+    """`[n]` tokens of the step whose hidden state is wanted, in the order wanted; None: all."""
     attention: AttentionMetadata
 
 
@@ -107,6 +109,11 @@ class OpSet(Protocol):
     name: str
     device: Any
     """The torch device of its tensors; `.type` is "cpu" or "cuda"."""
+
+    def can_be_captured(self, spec: ModelSpec) -> bool:
+        """Whether a decode step of the model may be recorded in a CUDA graph: no operation waits for the device or depends on
+        data."""
+        ...
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class OpSet(Protocol):
             softcap: scores become `softcap * tanh(score / softcap)` before masking; None: not.
 
         Returns:
-            `[T, H * d]`; rows of padding tokens hold finite numbers.
+            `[T, H * d]`; rows of padding tokens may hold anything.
         """
         ...
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from octavo import _core
 from octavo._core import PackedMatrix
+from octavo.models.spec import ModelSpec
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.experts import ExpertOps
 from octavo.ops.host import lazy_zeros, read_bias, read_matrix, read_vector, rope_angles
@@ -156,6 +157,10 @@ class CpuOps(ExpertOps):
         return 2 * num_kv_heads * block_size * head_dim * self.cache_dtype.itemsize
 
     # -- a step ----------------------------------------------------------------------------------------------------
+
+    def can_be_captured(self, spec: ModelSpec) -> bool:
+        """Never."""
+        return False
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """Group the rows so that padding at most doubles the queries and quadruples the positions of a row."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.kernels import attention as attention_kernels
 from octavo.kernels import fused
+from octavo.models.spec import ModelSpec, MoeSpec
 from octavo.ops.base import Activation, AttentionMetadata
 from octavo.ops.dense import DenseOps, LinearWeight
 
@@ -47,6 +48,10 @@ class CudaOps(DenseOps):
     def __init__(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16):
         super().__init__(device, dtype)
 
+    def can_be_captured(self, spec: ModelSpec) -> bool:
+        """All but mixtures of experts, which run expert by expert."""
+        return not any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers)
+
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """The kernels read everything on the device: only views and 32-bit copies are made here."""
         rows, decode_rows = metadata.block_table.shape[1], metadata.num_decode_rows
@@ -70,7 +75,7 @@ class CudaOps(DenseOps):
 
     def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:
         """`table[ids] * scale`."""
-        rows = table[ids.long()]
+        rows = torch.nn.functional.embedding(ids, table)
         return rows if scale == 1.0 else rows * scale
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -120,7 +125,7 @@ class CudaOps(DenseOps):
     ) -> Tensor:
         """The step's decode rows by one kernel, its prefill rows by another; see `OpSet`."""
         plan: AttentionStep = step
-        out = torch.zeros_like(q)
+        out = torch.empty_like(q)
         decodes, rows = plan.num_decode_rows, plan.block_table.shape[0]
         limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
         if decodes:

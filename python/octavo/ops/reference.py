@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from octavo.models.spec import ModelSpec
 from octavo.ops.base import Activation, AttentionMetadata
 from octavo.ops.dense import DenseOps, LinearWeight
 
@@ -53,6 +54,10 @@ class ReferenceOps(DenseOps):
 
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__(device, dtype)
+
+    def can_be_captured(self, spec: ModelSpec) -> bool:
+        """Never."""
+        return False
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """Cut each row's queries into tiles of `ROW_TILE` at positions that are multiples of it."""

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from octavo.engine.plan import LOGPROBS, PromptLogprobs, StepPlan, StepResult
+from octavo.engine.plan import LOGPROBS, Int32Array, PromptLogprobs, StepPlan, StepResult
 from octavo.models.decoder import Decoder
 from octavo.sampling.logprobs import Logprobs, prompt_logprobs
 from octavo.sampling.sampler import Sampler, SamplerOutput, SampleRows
 from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
+if TYPE_CHECKING:  # kernels are imported on a GPU alone
+    from octavo.worker.device_inputs import DeviceInputs
+    from octavo.worker.graphs import DecodeGraphs
+
+
+class Inputs(Protocol):
+    """Derives a step's tensors from the plan and the slots."""
+
+    def inputs(self, plan: StepPlan, words: torch.Tensor) -> StepInputs:
+        """Block writes, then the inputs of the plan whose words are on the device."""
+        ...
+
+    def append(self, step: StepInputs, tokens: torch.Tensor) -> None:
+        """Puts the tokens `[n]` of the rows that are due behind their sequences."""
+        ...
+
 
 @dataclass(slots=True)
-class _PromptScores:
-    row: PromptLogprobRow
-    scores: Logprobs
+class _Host:
+    """Copies on their way to the host; read them when the step's event has passed."""
+
+    token_ids: torch.Tensor
+    num_sampled: torch.Tensor
+    logprobs: Logprobs | None
 
 
 class RunningStep:
     """A step whose forward pass has been enqueued; `sample`, then `wait`, once each."""
 
-    def __init__(self, runner: ModelRunner, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
         self.step_id = plan.step_id
         self.mask_after_step = plan.header("mask_after_step")
         self.sampled = False
@@ -32,80 +59,149 @@ class RunningStep:
         self._num_rows = plan.num_rows
         self._inputs = inputs
         self._hidden = hidden
+        self._logits = logits
         # The plan's buffer may be written again before `wait`; what the draw needs of it is kept.
-        self._sample_flags = plan.rows("flags")[inputs.host_sample_rows]
-        self._sample_slots = plan.rows("slot")[inputs.host_sample_rows]
+        self._flags = np.where(inputs.is_due, plan.rows("flags")[inputs.host_rows], 0)
+        self._slots = plan.rows("slot")[inputs.host_rows]
         self._max_seq_len = plan.header("max_seq_len")
-        self._output: SamplerOutput | None = None
-        self._prompt_scores: list[_PromptScores] = []
+        self._drawn: _Host | None = None
+        self._prompt_scores: list[tuple[PromptLogprobRow, Logprobs]] = []
+        self._done: torch.cuda.Event | None = None
 
+    @torch.inference_mode()
     def sample(self) -> None:
-        """Draws the tokens of the rows that are due and appends them to the slot state."""
+        """Draws the tokens of the rows that are due, appends them to the slot state, and starts their way to the host."""
         self.sampled = True
         runner, inputs = self._runner, self._inputs
-        count = len(inputs.host_sample_rows)
-        if count:
+        count = len(inputs.host_rows)
+        if inputs.is_due.any():
             rows = SampleRows(
-                slots=inputs.slots[inputs.sample_rows],
-                host_slots=self._sample_slots,
-                flags=self._sample_flags,
-                num_tokens=inputs.next_positions,
+                slots=inputs.slots.long(),
+                host_slots=self._slots,
+                flags=self._flags,
+                num_tokens=inputs.next_positions.long(),
                 max_num_tokens=self._max_seq_len,
                 token_ids=runner.state.token_ids,
             )
-            logits = runner.decoder.logits(self._hidden[:count])
-            self._output = runner.sampler(logits, rows, runner.state.params)
-            runner.state.append(inputs, self._output.token_ids[:, 0])
+            drawn = runner.sampler(self._due_logits(count), rows, runner.state.params)
+            runner.inputs.append(inputs, drawn.token_ids[:, 0])
+            self._drawn = _to_host(drawn)
         at = count
         for row in inputs.prompt_logprob_rows:
-            hidden = self._hidden[at : at + row.count]
+            assert self._hidden is not None, "a graph scores no prompts"
+            scores = runner.score_prompt(row, self._hidden[at : at + row.count])
             at += row.count
-            self._prompt_scores.append(_PromptScores(row, runner.score_prompt(row, hidden)))
+            self._prompt_scores.append((row, _copied(scores)))
+        if runner.state.device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    def _due_logits(self, count: int) -> torch.Tensor:
+        if self._logits is not None:
+            return self._logits
+        assert self._hidden is not None, "an eager step has hidden states"
+        logits: torch.Tensor = self._runner.decoder.logits(self._hidden[:count])
+        return logits
 
     def wait(self) -> StepResult:
-        """Waits for the device; rows that were not due have 0 sampled tokens."""
+        """Waits for this step, not for those behind it; rows that were not due have 0 sampled tokens."""
+        if self._done is not None:
+            self._done.synchronize()
         tokens = np.zeros((self._num_rows, 1), dtype=np.int32)
         num_sampled = np.zeros(self._num_rows, dtype=np.int32)
         result = StepResult(tokens, num_sampled)
-        if self._output is not None:
-            rows = self._inputs.host_sample_rows
-            tokens[rows] = self._output.token_ids.cpu().numpy()
-            num_sampled[rows] = self._output.num_sampled.cpu().numpy()
+        if self._drawn is not None:
+            rows = self._inputs.host_rows
+            tokens[rows] = self._drawn.token_ids.numpy()
+            num_sampled[rows] = np.where(self._inputs.is_due, self._drawn.num_sampled.numpy(), 0)
             result = self._with_logprobs(result, rows)
         if self._prompt_scores:
-            result = result._replace(prompt_logprobs=[_prompt_result(p) for p in self._prompt_scores])
+            result = result._replace(prompt_logprobs=[_prompt_result(*found) for found in self._prompt_scores])
         return result
 
     def _with_logprobs(self, result: StepResult, rows: np.ndarray) -> StepResult:
-        assert self._output is not None
-        found = self._output.logprobs
+        found = None if self._drawn is None else self._drawn.logprobs
         if found is None:
             return result
-        at = rows[(self._sample_flags & LOGPROBS) != 0]
+        at = rows[(self._flags & LOGPROBS) != 0]
         width = found.token_ids.shape[1]
         ids = np.zeros((self._num_rows, 1, width), dtype=np.int32)
         values = np.zeros((self._num_rows, 1, width), dtype=np.float32)
         ranks = np.zeros((self._num_rows, 1), dtype=np.int32)
-        ids[at, 0] = found.token_ids.cpu().numpy()
-        values[at, 0] = found.logprobs.cpu().numpy()
-        ranks[at, 0] = found.ranks.cpu().numpy()
+        ids[at, 0] = found.token_ids.numpy()
+        values[at, 0] = found.logprobs.numpy()
+        ranks[at, 0] = found.ranks.numpy()
         return result._replace(logprob_ids=ids, logprobs=values, logprob_ranks=ranks)
 
 
 class ModelRunner:
-    """One device's model, KV cache, slot state and sampler."""
+    """One device's model, KV cache, slot state and sampler.
 
-    def __init__(self, decoder: Decoder, state: SlotState, sampler: Sampler, num_blocks: int) -> None:
+    Args:
+        decoder: the model.
+        state: of the slots.
+        sampler: draws the tokens.
+        num_blocks: of the KV cache, the null block among them.
+        device_inputs: derives the inputs by kernels; None: by torch.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        state: SlotState,
+        sampler: Sampler,
+        num_blocks: int,
+        device_inputs: DeviceInputs | None = None,
+    ) -> None:
         self.decoder = decoder
         self.state = state
         self.sampler = sampler
+        self.inputs: Inputs = device_inputs or state
         self.kv_cache: Sequence[torch.Tensor] = decoder.allocate_kv_cache(num_blocks, state.block_size)
+        self._device_inputs = device_inputs
+        self._capture: Callable[[], DecodeGraphs] | None = None
+        self._graphs: DecodeGraphs | None = None
+
+    def plan_buffer(self, words: int) -> Int32Array:
+        """Zeros that the device can copy while the host goes on."""
+        pinned = self.state.device.type == "cuda"
+        buffer: Int32Array = torch.zeros(words, dtype=torch.int32, pin_memory=pinned).numpy()
+        return buffer
+
+    @torch.inference_mode()
+    def capture(
+        self, plan: StepPlan, rows: Sequence[int], progress: Callable[[Sequence[int]], Iterable[int]] = iter
+    ) -> None:
+        """Makes the graphs of decode steps; see `DecodeGraphs`. `plan` is one without rows."""
+        from octavo.worker.graphs import DecodeGraphs  # noqa: PLC0415
+
+        inputs = self._device_inputs
+        assert inputs is not None, "graphs read what kernels derive"
+
+        def capture() -> DecodeGraphs:
+            words = self.state.upload(plan)
+            return DecodeGraphs(self.decoder, self.kv_cache, inputs, plan, words, rows, progress)
+
+        self._capture = capture
+        self._graphs = capture()
+
+    @torch.inference_mode()
+    def replace_decoder(self, decoder: Decoder) -> None:
+        """Takes another decoder of the same shape; its graphs are made anew."""
+        self.decoder = decoder
+        if self._capture is not None:
+            self._graphs = self._capture()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> RunningStep:
         """Applies the plan to the slots and enqueues the forward pass."""
-        self.state.apply(plan)
-        inputs = self.state.inputs(plan)
+        words = self.state.upload(plan)
+        self.state.apply(plan, words)
+        replayed = None if self._graphs is None else self._graphs.run(plan)
+        if replayed is not None:
+            inputs, logits = replayed
+            return RunningStep(self, plan, inputs, logits=logits)
+        inputs = self.inputs.inputs(plan, words)
         hidden = self.decoder.forward_hidden(inputs.batch, self.kv_cache)
         return RunningStep(self, plan, inputs, hidden)
 
@@ -119,12 +215,19 @@ class ModelRunner:
         )
 
 
-def _prompt_result(found: _PromptScores) -> PromptLogprobs:
-    scores = found.scores
-    return PromptLogprobs(
-        found.row.row,
-        found.row.start,
-        scores.token_ids.cpu().numpy(),
-        scores.logprobs.cpu().numpy(),
-        scores.ranks.cpu().numpy(),
-    )
+def _to_host(drawn: SamplerOutput) -> _Host:
+    logprobs = None if drawn.logprobs is None else _copied(drawn.logprobs)
+    return _Host(_async_copy(drawn.token_ids), _async_copy(drawn.num_sampled), logprobs)
+
+
+def _copied(scores: Logprobs) -> Logprobs:
+    return Logprobs(_async_copy(scores.token_ids), _async_copy(scores.logprobs), _async_copy(scores.ranks))
+
+
+def _async_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """To pinned memory if it is on a device; the host does not wait."""
+    return tensor.to("cpu", non_blocking=True)
+
+
+def _prompt_result(row: PromptLogprobRow, scores: Logprobs) -> PromptLogprobs:
+    return PromptLogprobs(row.row, row.start, scores.token_ids.numpy(), scores.logprobs.numpy(), scores.ranks.numpy())

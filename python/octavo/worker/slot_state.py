@@ -7,6 +7,7 @@ sequence, `B` block size, `R` rows and `T` tokens of a step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +20,17 @@ from octavo.sampling.state import SlotParams
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step, as tensors on the device."""
+    """One step, as tensors on the device. `n` rows get logits; they come first in `batch.logits_indices`."""
 
     batch: Batch
     slots: torch.Tensor
-    """`[R]` int64."""
-    sample_rows: torch.Tensor
-    """`[n]` int64: rows that get a token; they come first in `batch.logits_indices`."""
-    host_sample_rows: npt.NDArray[np.int64]
-    """The same on the host."""
+    """`[n]` their slots."""
     next_positions: torch.Tensor
-    """`[n]` int64: position at which the sampled token goes."""
+    """`[n]` position at which the sampled token goes."""
+    host_rows: npt.NDArray[np.int64]
+    """`[n]` on the host: which row of the plan each is."""
+    is_due: npt.NDArray[np.bool_]
+    """`[n]` on the host: whether it gets a token in this step."""
     prompt_logprob_rows: list[PromptLogprobRow]
 
 
@@ -44,8 +45,22 @@ class PromptLogprobRow:
     count: int
 
 
+class AttentionBounds(TypedDict):
+    """The part of `AttentionMetadata` that the host knows."""
+
+    group_windows: tuple[int | None, ...]
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+    num_decode_rows: int
+    max_decode_query_len: int
+
+
 class SlotState:
-    """Tokens, block tables and sampling parameters of every slot, on the device. Only the runner writes it."""
+    """Tokens, block tables and sampling parameters of every slot, on the device. Only the runner writes it.
+
+    One slot more than requests can have is scratch: rows that only fill a captured step read and write there.
+    """
 
     def __init__(
         self,
@@ -60,48 +75,68 @@ class SlotState:
         rope_rows: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self.device = device
         self.group_windows = group_windows
         self.long_rope_above = long_rope_above
         # Sequences that use the long frequencies read the rotary tables' second half.
         self._rope_rows = rope_rows
-        self.rope_offset = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        slots = max_num_seqs + 1
+        self.rope_offset = torch.zeros(slots, dtype=torch.int32, device=device)
         blocks = -(-max_model_len // block_size)
         # One column more than the longest sequence: the token sampled at the very end has a place.
-        self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
-        self.block_table = torch.zeros(len(group_windows), max_num_seqs, blocks, dtype=torch.int32, device=device)
-        self.num_computed_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.params = SlotParams(max_num_seqs, vocab_size, device)
-        self.prompt_len = [0] * max_num_seqs
+        self.token_ids = torch.zeros(slots, max_model_len + 1, dtype=torch.int32, device=device)
+        self.block_table = torch.zeros(len(group_windows), slots, blocks, dtype=torch.int32, device=device)
+        self.num_computed_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.params = SlotParams(slots, vocab_size, device)
+        self.prompt_len = [0] * slots
+        self._plan = torch.zeros(0, dtype=torch.int32, device=device)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Freed slots, new slots, block writes, in the order of the contract."""
+    def upload(self, plan: StepPlan) -> torch.Tensor:
+        """The plan on the device: one copy, in the order of the stream, always to the same memory."""
+        if len(self._plan) != len(plan.buffer):
+            self._plan = torch.zeros(len(plan.buffer), dtype=torch.int32, device=self.device)
+        used = plan.used
+        self._plan[: len(used)].copy_(torch.from_numpy(used), non_blocking=True)
+        return self._plan
+
+    def apply(self, plan: StepPlan, words: torch.Tensor) -> None:
+        """Freed and new slots of the plan, whose words are on the device; its block writes are left to `inputs`."""
         for slot in plan.freed_slots.tolist():
             self.params.clear(slot)
         for entry in plan.slot_inits():
-            self.token_ids[entry.slot, : len(entry.tokens)] = self._upload(entry.tokens)
+            first, count = entry.tokens_offset, len(entry.tokens)
+            self.token_ids[entry.slot, :count] = words[first : first + count]
             self.prompt_len[entry.slot] = entry.integer("num_prompt_tokens")
             if self.long_rope_above is not None:
                 longest = entry.integer("num_prompt_tokens") + entry.integer("max_tokens")
                 self.rope_offset[entry.slot] = self._rope_rows if longest > self.long_rope_above else 0
             self.params.set(entry)
-        writes = plan.block_writes
-        if len(writes):
-            moved = self._upload(writes).long()
+
+    def _write_blocks(self, plan: StepPlan, words: torch.Tensor) -> None:
+        start, count = plan.header("block_writes_offset"), plan.header("num_block_writes")
+        if count:
+            moved = words[start : start + 4 * count].view(count, 4).long()
             self.block_table[moved[:, 0], moved[:, 1], moved[:, 2]] = moved[:, 3].int()
 
-    def inputs(self, plan: StepPlan) -> StepInputs:
-        """Derives the step's tensors; no loop over rows or tokens."""
+    def inputs(self, plan: StepPlan, words: torch.Tensor) -> StepInputs:
+        """Applies the plan's block writes and derives the step's tensors; no loop over rows or tokens. Rows that are not due
+        get no logits."""
+        self._write_blocks(plan, words)
         rows, tokens = plan.num_rows, plan.num_tokens
-        host_flags = plan.rows("flags")
-        fixed = self._upload(np.stack([plan.rows("slot"), plan.rows("num_computed_tokens"), host_flags])).long()
-        slots, planned, flags = fixed.unbind(0)
-        query_start_loc = self._upload(plan.query_start_loc).long()
+
+        def section(name: str, length: int) -> torch.Tensor:
+            first = plan.offsets[name]
+            return words[first : first + length].long()
+
+        slots, planned, flags = (section(name, rows) for name in ("slot", "num_computed_tokens", "flags"))
+        query_start_loc = section("query_start_loc", rows + 1)
         starts = query_start_loc[:-1]
         query_lens = query_start_loc[1:] - starts
-        computed = torch.where((flags & HOST_STATE) != 0, planned, self.num_computed_tokens[slots])
+        computed = torch.where((flags & HOST_STATE) != 0, planned, self.num_computed_tokens[slots].long())
         seq_lens = computed + query_lens
-        self.num_computed_tokens[slots] = seq_lens
+        self.num_computed_tokens[slots] = seq_lens.int()
         row_of_token = torch.repeat_interleave(torch.arange(rows, device=self.device), query_lens, output_size=tokens)
         positions = torch.arange(tokens, device=self.device) + (computed - starts)[row_of_token]
         token_slots = slots[row_of_token]
@@ -111,40 +146,40 @@ class SlotState:
             # From here on rows of the rotary tables.
             positions = positions + self.rope_offset[token_slots]
         slot_mapping = blocks.long() * self.block_size + offsets
-        host_sample_rows = ((host_flags & SAMPLE) != 0).nonzero()[0]
-        sample_rows = self._upload(host_sample_rows)
-        logits_indices = query_start_loc[1:][sample_rows] - 1
-        prompt_rows = self._prompt_logprob_rows(plan)
-        if prompt_rows:
-            first = plan.query_start_loc
-            extra = np.concatenate([first[p.row] + np.arange(p.count) for p in prompt_rows])
-            logits_indices = torch.cat([logits_indices, self._upload(extra)])
-        max_seq_len, decode_rows = plan.header("max_seq_len"), plan.header("num_decode_rows")
-        columns = -(-max_seq_len // self.block_size)
+        host_rows = ((plan.rows("flags") & SAMPLE) != 0).nonzero()[0]
+        due = self._upload(host_rows)
+        columns = -(-plan.header("max_seq_len") // self.block_size)
         attention = AttentionMetadata(
             slot_mapping=slot_mapping,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_table=self.block_table[:, slots, :columns],
-            group_windows=self.group_windows,
-            block_size=self.block_size,
-            max_query_len=plan.header("max_query_len"),
-            max_seq_len=max_seq_len,
-            num_decode_rows=decode_rows,
-            max_decode_query_len=1 + int(plan.rows("num_draft_tokens")[:decode_rows].max(initial=0)),
+            **self.bounds(plan),
         )
+        prompt_rows = self.prompt_logprob_rows(plan)
+        logits_indices = self.with_prompt_rows(query_start_loc[1:][due] - 1, plan, prompt_rows)
         batch = Batch(input_ids=input_ids, positions=positions, logits_indices=logits_indices, attention=attention)
-        return StepInputs(batch, slots, sample_rows, host_sample_rows, seq_lens[sample_rows], prompt_rows)
+        is_due = np.ones(len(host_rows), dtype=np.bool_)
+        return StepInputs(batch, slots[due], seq_lens[due], host_rows, is_due, prompt_rows)
+
+    def bounds(self, plan: StepPlan) -> AttentionBounds:
+        """What the host knows of a step's attention."""
+        decode_rows = plan.header("num_decode_rows")
+        return {
+            "group_windows": self.group_windows,
+            "block_size": self.block_size,
+            "max_query_len": plan.header("max_query_len"),
+            "max_seq_len": plan.header("max_seq_len"),
+            "num_decode_rows": decode_rows,
+            "max_decode_query_len": 1 + int(plan.rows("num_draft_tokens")[:decode_rows].max(initial=0)),
+        }
 
     def append(self, inputs: StepInputs, tokens: torch.Tensor) -> None:
-        """Puts the sampled tokens `[n]` behind their sequences."""
-        self.token_ids[inputs.slots[inputs.sample_rows], inputs.next_positions] = tokens.int()
+        """Puts the sampled tokens `[n]` behind their sequences; all rows of `inputs` are due."""
+        self.token_ids[inputs.slots, inputs.next_positions] = tokens.int()
 
-    def _upload(self, words: Int32Array | npt.NDArray[np.int64]) -> torch.Tensor:
-        """A copy on the device: the plan's buffer is written again while the step still runs."""
-        return torch.from_numpy(words.copy()).to(self.device, non_blocking=True)
-
-    def _prompt_logprob_rows(self, plan: StepPlan) -> list[PromptLogprobRow]:
+    def prompt_logprob_rows(self, plan: StepPlan) -> list[PromptLogprobRow]:
+        """The prompt positions that this step scores."""
         wanted = (plan.rows("flags") & PROMPT_LOGPROBS).nonzero()[0]
         found = []
         for row in wanted.tolist():
@@ -155,3 +190,16 @@ class SlotState:
             if count > 0:
                 found.append(PromptLogprobRow(row, slot, computed + 1, count))
         return found
+
+    def with_prompt_rows(
+        self, logits_indices: torch.Tensor, plan: StepPlan, prompt_rows: list[PromptLogprobRow]
+    ) -> torch.Tensor:
+        """`logits_indices` and behind them the tokens of `prompt_rows`."""
+        if not prompt_rows:
+            return logits_indices
+        first = plan.query_start_loc
+        extra = np.concatenate([first[p.row] + np.arange(p.count) for p in prompt_rows])
+        return torch.cat([logits_indices, self._upload(extra).to(logits_indices.dtype)])
+
+    def _upload(self, words: Int32Array | npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(words).to(self.device, non_blocking=True)

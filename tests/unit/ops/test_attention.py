@@ -209,6 +209,5 @@ def test_padding_rows_and_tokens_write_to_the_null_block_only(ops):
     )
     out = ops.attention(q, cache, step, scale=1.0, window=None, softcap=None)
     torch.testing.assert_close(out[0].view(HEADS, DIM), qkv[0].view(-1, DIM)[-KV_HEADS:].repeat_interleave(3, 0))
-    assert out.isfinite().all()
     assert not cache[2].any()
     assert not cache[1, :, :, 1:].any()

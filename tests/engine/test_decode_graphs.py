@@ -1,0 +1,89 @@
+"""The padded decode step of a CUDA graph, run without one under Triton's interpreter: the same tokens as torch gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams, startup
+from octavo.engine.plan import StepPlan
+from octavo.ops.cuda import CudaOps
+from octavo.startup import Started
+from octavo.worker.device_inputs import DeviceInputs
+from octavo.worker.graphs import graph_rows
+from octavo.worker.model_runner import ModelRunner
+
+PROMPTS = [[(i * (j + 3)) % 300 + 10 for i in range(5 + 6 * j)] for j in range(3)]
+MIXED = [
+    SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True),
+    SamplingParams(temperature=1.1, seed=4, top_k=20, logprobs=2, max_tokens=7, ignore_eos=True),
+]
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [choice.token_ids for output in llm.generate(PROMPTS, MIXED, use_tqdm=False) for choice in output.outputs]
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Engines whose steps take their inputs from kernels, in fp32 on the CPU; lists the rows of the replayed steps."""
+    replayed: list[int] = []
+    plain = startup.start
+
+    def start(config: Any) -> Started:
+        started = plain(config)
+        runner = started.runner
+        inputs = DeviceInputs(runner.state, started.cache.max_model_len * 4)
+        started.runner = ModelRunner(
+            started.model.decoder, runner.state, runner.sampler, started.cache.num_blocks, inputs
+        )
+        started.runner.capture(StepPlan(started.core), [1, 2, 4])
+        graphs = started.runner._graphs
+        assert graphs is not None
+        run = graphs.run
+
+        def noted(plan: StepPlan) -> Any:
+            found = run(plan)
+            if found is not None:
+                replayed.append(plan.num_rows)
+            return found
+
+        monkeypatch.setattr(graphs, "run", noted)
+        return started
+
+    monkeypatch.setattr("octavo.llm_engine.start", start)
+    monkeypatch.setattr(startup, "_ops", lambda config, opened: CudaOps("cpu", torch.float32))
+    return replayed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 8}, {"max_in_flight": 2}], ids=str)
+def test_padded_decode_steps_give_the_tokens_of_the_plain_path(
+    make_llm: Callable[..., LLM],
+    tiny_model: Any,
+    interpreted: list[int],
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LLM(
+        str(tiny_model), backend="cpu", disable_log_stats=True, max_model_len=64, max_num_seqs=4, **settings
+    ) as llm:
+        found = tokens(llm)
+    assert 1 in interpreted
+    assert settings or {1, 2, 3} == set(interpreted), "steps of three rows are padded to four"
+    monkeypatch.undo()
+    with LLM(str(tiny_model), backend="reference", dtype="float32", disable_log_stats=True) as llm:
+        assert found == tokens(llm)
+
+
+def test_numbers_of_rows_rise_to_the_most_that_run_at_once() -> None:
+    for most in (1, 2, 3, 7, 16, 100, 256, 4096):
+        rows = graph_rows(most)
+        assert rows == sorted(set(rows))
+        assert rows[-1] == min(most, 512)
+        assert all(after - before <= max(8, before / 3) for before, after in itertools.pairwise(rows))
