@@ -165,7 +165,11 @@ def tune(models: list[str], budget: float) -> None:
     begin = time.monotonic()
     command = [sys.executable, "-m", "benches.gpu.linear", "--compile"]
     for process in [subprocess.Popen([*command, str(share)]) for share in range(COMPILERS)]:
-        process.wait()
+        try:
+            process.wait(timeout=max(1.0, budget / 2 + begin - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            print("a compiling process took too long", flush=True)
     print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
     for model in models:
         for name, (outputs, depth) in MODELS[model].items():
