@@ -7,6 +7,7 @@ mod bytes;
 mod config;
 mod from_gguf;
 mod patterns;
+mod piece_cache;
 mod pretokens;
 mod prompt;
 mod sentencepiece;
@@ -216,9 +217,13 @@ impl Tokenizer {
         } else {
             Vec::new()
         };
-        match &self.pretokens {
-            Some(pretokens) if pretokens.takes(text, parse_special) => {
-                pretokens.encode(text, self.inner.get_model(), &mut ids)?;
+        let model = self.inner.get_model();
+        match (&self.pretokens, &self.sentencepiece) {
+            (_, Some(rules)) if rules.takes(text, parse_special) => {
+                rules.encode(text, |piece| model.token_to_id(piece), &mut ids)?;
+            }
+            (Some(pretokens), None) if pretokens.takes(text, parse_special) => {
+                pretokens.encode(text, model, &mut ids)?;
             }
             _ => {
                 let added = if parse_special {

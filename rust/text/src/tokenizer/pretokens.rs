@@ -4,9 +4,6 @@
 //! only sliced. The one look-ahead that these splitting rules use, `\s+(?!\S)|\s+` at the end, means: of white space in
 //! front of something else, leave the last character to it. Rules of any other form are left to the pipeline.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
-
 use aho_corasick::AhoCorasick;
 use regex_automata::Input;
 use regex_automata::meta::{self, Regex};
@@ -16,12 +13,10 @@ use tokenizers::{Model, ModelWrapper};
 use super::TokenizerError;
 use super::bytes::byte_chars;
 use super::patterns::{GPT2, LINE_BREAK, TRAILING_SPACE};
+use super::piece_cache::{PieceCache, Pool};
 
 /// What the rules end with when they look ahead.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
-/// Pieces that one cache holds, of at most [`MAX_PIECE_BYTES`] each, before it begins anew.
-const MAX_PIECES: usize = 16_384;
-const MAX_PIECE_BYTES: usize = 48;
 
 /// One splitting rule: cuts a text into matches and the gaps between them.
 #[derive(Debug)]
@@ -129,9 +124,7 @@ fn is_common(pattern: &str) -> bool {
 #[derive(Debug)]
 struct Cache {
     automata: Vec<Option<meta::Cache>>,
-    /// Where in `ids` those of a piece are.
-    pieces: HashMap<Box<str>, (u32, u32)>,
-    ids: Vec<u32>,
+    pieces: PieceCache,
     /// A piece in the alphabet of byte-level vocabularies.
     spelled: String,
 }
@@ -146,8 +139,7 @@ pub(super) struct Pretokens {
     alphabet: [char; 256],
     /// Texts are brought into a normal form that leaves ASCII alone.
     only_ascii: bool,
-    /// As many as threads have encoded at one time.
-    caches: Mutex<Vec<Cache>>,
+    caches: Pool<Cache>,
 }
 
 impl Pretokens {
@@ -182,7 +174,7 @@ impl Pretokens {
             plain: finder(false)?,
             alphabet: byte_chars(),
             only_ascii,
-            caches: Mutex::default(),
+            caches: Pool::default(),
         })
     }
 
@@ -204,24 +196,20 @@ impl Pretokens {
         model: &impl Model,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        let taken = self.caches.lock().ok().and_then(|mut caches| caches.pop());
-        let mut cache = taken.unwrap_or_else(|| self.new_cache());
+        let mut cache = self.caches.take().unwrap_or_else(|| self.new_cache());
         let mut automata = std::mem::take(&mut cache.automata);
         let result = split(&self.rules, &mut automata, text, &mut |piece| {
             self.encode_piece(piece, &mut cache, model, ids)
         });
         cache.automata = automata;
-        if let Ok(mut caches) = self.caches.lock() {
-            caches.push(cache);
-        }
+        self.caches.give_back(cache);
         result
     }
 
     fn new_cache(&self) -> Cache {
         Cache {
             automata: self.rules.iter().map(Rule::new_cache).collect(),
-            pieces: HashMap::new(),
-            ids: Vec::new(),
+            pieces: PieceCache::default(),
             spelled: String::new(),
         }
     }
@@ -233,8 +221,8 @@ impl Pretokens {
         model: &impl Model,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        if let Some(&(start, end)) = cache.pieces.get(piece) {
-            ids.extend_from_slice(&cache.ids[start as usize..end as usize]);
+        if let Some(known) = cache.pieces.get(piece) {
+            ids.extend_from_slice(known);
             return Ok(());
         }
         cache.spelled.clear();
@@ -247,17 +235,7 @@ impl Pretokens {
             })?;
         let first = ids.len();
         ids.extend(tokens.iter().map(|token| token.id));
-        if piece.len() <= MAX_PIECE_BYTES {
-            if cache.pieces.len() >= MAX_PIECES {
-                cache.pieces.clear();
-                cache.ids.clear();
-            }
-            let start = cache.ids.len() as u32;
-            cache.ids.extend_from_slice(&ids[first..]);
-            cache
-                .pieces
-                .insert(piece.into(), (start, cache.ids.len() as u32));
-        }
+        cache.pieces.insert(piece, &ids[first..]);
         Ok(())
     }
 }
@@ -349,6 +327,7 @@ mod tests {
     use super::*;
     use crate::tokenizer::from_gguf::splitter;
     use crate::tokenizer::patterns::{rules, supported};
+    use crate::tokenizer::piece_cache::MAX_PIECES;
     use crate::tokenizer::tests::byte_level;
 
     /// A byte-level vocabulary with these steps in front of the byte alphabet.

@@ -5,12 +5,13 @@
 //! (arXiv:1508.07909) in the form of SentencePiece (Kudo and Richardson 2018, arXiv:1808.06226) with byte fallback.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::TokenizerError;
 use super::bytes::METASPACE;
+use super::piece_cache::{PieceCache, Pool};
 
 #[cfg(test)]
 mod tests;
@@ -64,8 +65,13 @@ pub(super) struct SentencePiece {
     /// Finds user-defined tokens, which are never part of a merge; pattern `i` is token `whole[i]`.
     finder: Option<AhoCorasick>,
     whole: Vec<u32>,
+    /// Finds control tokens, which the caller cuts out where they are asked for.
+    control: AhoCorasick,
     fallback: Fallback,
     space_prefix: bool,
+    /// Characters behind which a `▁` may be merged: some piece has the two side by side.
+    glued: HashSet<char>,
+    caches: Pool<PieceCache>,
 }
 
 impl SentencePiece {
@@ -98,14 +104,30 @@ impl SentencePiece {
             .map_err(|error| TokenizerError::Build {
                 reason: error.to_string(),
             })?;
+        let control = (0..)
+            .zip(types)
+            .filter(|(_, kind)| matches!(kind, TokenType::Control | TokenType::Unknown))
+            .map(|(id, _): (usize, _)| tokens[id])
+            .filter(|token| !token.is_empty());
+        let control = AhoCorasick::new(control).map_err(|error| TokenizerError::Build {
+            reason: error.to_string(),
+        })?;
         Ok(Self {
+            control,
             ranks: ranks(types, scores),
             unused: ids(TokenType::Unused).collect(),
             finder,
             whole,
             fallback,
             space_prefix,
+            glued: glued(tokens),
+            caches: Pool::default(),
         })
+    }
+
+    /// Whether a text holds no control token, or they are not asked for.
+    pub(super) fn takes(&self, text: &str, parse_special: bool) -> bool {
+        !parse_special || !self.control.is_match(text)
     }
 
     /// Appends the ids of a text without control tokens; `id_of` looks a spelling up.
@@ -121,29 +143,81 @@ impl SentencePiece {
                 reason: format!("it has {} bytes, at most 2^32 are accepted", text.len()),
             });
         }
+        let mut cache = self.caches.take().unwrap_or_default();
         let mut start = 0;
         for found in self
             .finder
             .iter()
             .flat_map(|finder| finder.find_iter(&text))
         {
-            self.encode_between(&text[start..found.start()], &id_of, ids);
+            self.encode_between(&text[start..found.start()], &id_of, &mut cache, ids);
             ids.push(self.whole[found.pattern().as_usize()]);
             start = found.end();
         }
-        self.encode_between(&text[start..], &id_of, ids);
+        self.encode_between(&text[start..], &id_of, &mut cache, ids);
+        self.caches.give_back(cache);
         Ok(())
     }
 
-    fn encode_between(&self, text: &str, id_of: &impl Fn(&str) -> Option<u32>, ids: &mut Vec<u32>) {
+    fn encode_between(
+        &self,
+        text: &str,
+        id_of: &impl Fn(&str) -> Option<u32>,
+        cache: &mut PieceCache,
+        ids: &mut Vec<u32>,
+    ) {
         if text.is_empty() {
             return;
         }
-        let piece_of = |spelling: &str| id_of(spelling).filter(|&id| self.rank(id) != NO_PIECE);
         let prefixed = self.space_prefix.then(|| format!("{METASPACE}{text}"));
-        let mut merger = Merger::new(self, prefixed.as_deref().unwrap_or(text), piece_of);
+        let begin = ids.len();
+        self.for_each_word(prefixed.as_deref().unwrap_or(text), |word| {
+            let first = ids.len();
+            if let Some(known) = cache.get(word) {
+                ids.extend_from_slice(known);
+            } else {
+                self.merge(word, id_of, ids);
+                cache.insert(word, &ids[first..]);
+            }
+            self.fuse_unknown(begin, first, ids);
+        });
+    }
+
+    /// Cuts a text before every `▁` that no piece has behind what stands before it: no merge goes over such a border, so
+    /// the words have the ids that they have in the whole text.
+    fn for_each_word<'a>(&self, text: &'a str, mut put: impl FnMut(&'a str)) {
+        if !self.unused.is_empty() {
+            // How an unused piece is taken apart depends on where else in the text it was made.
+            return put(text);
+        }
+        let mut start = 0;
+        for (at, _) in text.match_indices(METASPACE) {
+            let before = text[start..at].chars().next_back();
+            if before.is_some_and(|c| !METASPACE.starts_with(c) && !self.glued.contains(&c)) {
+                put(&text[start..at]);
+                start = at;
+            }
+        }
+        put(&text[start..]);
+    }
+
+    /// Appends the ids of a text in which all pieces may be merged.
+    fn merge(&self, text: &str, id_of: &impl Fn(&str) -> Option<u32>, ids: &mut Vec<u32>) {
+        let piece_of = |spelling: &str| id_of(spelling).filter(|&id| self.rank(id) != NO_PIECE);
+        let mut merger = Merger::new(self, text, piece_of);
         merger.merge();
         merger.put_out(ids);
+    }
+
+    /// A run of unknown characters is one token, over the border at `at` too.
+    fn fuse_unknown(&self, begin: usize, at: usize, ids: &mut Vec<u32>) {
+        if let Fallback::Unknown(unknown) = self.fallback
+            && at > begin
+            && ids[at - 1] == unknown
+            && ids.get(at) == Some(&unknown)
+        {
+            ids.remove(at);
+        }
     }
 
     fn rank(&self, id: u32) -> u32 {
@@ -153,6 +227,16 @@ impl SentencePiece {
     fn is_unused(&self, id: u32) -> bool {
         self.unused.binary_search(&id).is_ok()
     }
+}
+
+/// The characters that stand before a `▁` in some token.
+fn glued(tokens: &[&str]) -> HashSet<char> {
+    let before = tokens.iter().flat_map(|token| {
+        token
+            .match_indices(METASPACE)
+            .filter_map(|(at, _)| token[..at].chars().next_back())
+    });
+    before.collect()
 }
 
 fn ranks(types: &[TokenType], scores: &[f32]) -> Vec<u32> {

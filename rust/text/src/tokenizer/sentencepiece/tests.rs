@@ -6,6 +6,8 @@ use crate::detokenizer::{Detokenizer, TextStart};
 use crate::gguf::tests::{Writer, text as gguf_text};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
+use super::{Fallback, PieceCache, SentencePiece, TokenType};
+
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -311,5 +313,38 @@ proptest! {
         detokenizer.flush(&mut joined);
         prop_assert_eq!(&joined, &tokenizer.decode(&ids, true));
         prop_assert_eq!(joined, text.replace('▁', " "));
+    }
+}
+
+proptest! {
+    #[test]
+    fn words_cut_apart_have_the_ids_that_they_have_in_the_whole_text(
+        merged in prop::collection::hash_map("[ab▁]{2,5}", -9..-1_i32, 0..24),
+        unused in any::<bool>(),
+        known in any::<bool>(),
+        texts in prop::collection::vec("[ab▁xé]{1,30}", 1..6),
+    ) {
+        let mut tokens = vec!["<unk>", "a", "b"];
+        if known {
+            tokens.push("▁");
+        }
+        let plain = tokens.len();
+        tokens.extend(merged.keys().map(String::as_str));
+        let mut types = vec![TokenType::Normal; tokens.len()];
+        types[0] = TokenType::Unknown;
+        if unused && tokens.len() > plain {
+            types[plain] = TokenType::Unused;
+        }
+        let mut scores = vec![-99.0; plain];
+        scores.extend(merged.values().map(|&score| score as f32));
+        let rules = SentencePiece::new(&tokens, &types, &scores, Fallback::Unknown(0), false).unwrap();
+        let id_of = |piece: &str| tokens.iter().position(|token| *token == piece).map(|id| id as u32);
+        let mut cache = PieceCache::default();
+        for text in texts.iter().chain(&texts) {
+            let (mut whole, mut words) = (vec![0], vec![0]);
+            rules.merge(text, &id_of, &mut whole);
+            rules.encode_between(text, &id_of, &mut cache, &mut words);
+            prop_assert_eq!(words, whole, "{:?}", text);
+        }
     }
 }
