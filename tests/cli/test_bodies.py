@@ -204,6 +204,11 @@ def test_template_arguments_and_the_reasoning_effort_reach_the_template() -> Non
     }
 
 
+def test_no_request_brings_its_own_template() -> None:
+    with pytest.raises(ParameterError, match=r"chat_template must be left out: .*--chat-template"):
+        chat(chat_template="{{ messages[0].content }}")
+
+
 def test_a_stream_may_ask_for_the_usage() -> None:
     parsed = chat(stream=True, stream_options={"include_usage": True})
     assert parsed.stream

@@ -63,7 +63,6 @@ _CHAT: Final = frozenset(
         "logprobs",
         "top_logprobs",
         "reasoning_effort",
-        "chat_template",
         "chat_template_kwargs",
         "add_generation_prompt",
         "continue_final_message",
@@ -82,6 +81,8 @@ _UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "modalities": ((["text"],), f"['text']: {_TEXT_ONLY}"),
     "audio": ((), f"left out: {_TEXT_ONLY}"),
     "web_search_options": ((), "left out: there is no web search"),
+    # A template is a program that can take any amount of memory (docs/text.md).
+    "chat_template": ((), "left out: a template comes from the model's files or --chat-template"),
     "suffix": (("",), "left out: insertion is not supported"),
 }
 
@@ -140,7 +141,7 @@ def parse_chat_body(body: Mapping[str, Any], defaults: SamplingParams) -> ChatBo
         sampling["logprobs"] = top or 0
     template: dict[str, Any] = {
         name: given[name]
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         if name in given
     }
     if "reasoning_effort" in given:
