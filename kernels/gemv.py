@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
-from octavo.kernels.tiles import GemvTiles, gemv_tiles
+from octavo.kernels.tiles import GemvTiles
 
 MAX_ROWS = 4
 
@@ -74,11 +74,10 @@ def _gemv_kernel(
 
 
 def gemv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: GemvTiles | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: GemvTiles
 ) -> None:
     """`linear.linear` or, where `gated`, `linear.gated_linear` for at most `MAX_ROWS` rows, into contiguous `out`."""
     width, depth = out.shape[1], x.shape[1]
-    tiles = tiles or gemv_tiles(width, depth, gated, launch.multiprocessors(x.device))
     dependent = launch.dependent_launch(x.device)
     _gemv_kernel[(triton.cdiv(width, tiles.outputs),)](
         x, weight, weight if bias is None else bias, out, width, depth, x.stride(0),

@@ -5,10 +5,12 @@ of more than a few hundred rows are bound by arithmetic and left to cuBLAS.
 
 | rows | kernel |
 | --- | --- |
-| 1 to 4 | `gemv`: plain arithmetic, whole rows of the weights at once |
-| up to 256, Hopper | `ring_linear`: copies by the tensor memory accelerator through a ring of stages, work cut evenly |
-| up to 64, elsewhere | `split_linear`: portable, the inner dimension split over programs |
+| 1 or 2 | `gemv`: plain arithmetic, whole rows of the weights at once |
+| up to 32, Hopper | `ring_linear`: copies by the tensor memory accelerator through a ring of stages, work cut evenly |
+| up to 64 | `split_linear`: portable, the inner dimension split over programs |
 | more, or fp32 | cuBLAS |
+
+`tiles.fastest` has the borders in full.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.kernels import fused, gemv, split_linear
-from octavo.kernels.tiles import GemvTiles, RingTiles, Tiles
+from octavo.kernels import fused, gemv, launch, split_linear
+from octavo.kernels.tiles import GemvTiles, RingTiles, SplitTiles, Tiles, fastest
 
 try:
     from octavo.kernels import ring_linear
@@ -41,7 +43,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tile
         ValueError: shapes or dtypes do not fit each other.
     """
     _check(x, weight, bias)
-    if not _is_ours(x, weight, tiles):
+    tiles = _tiles(x, weight, tiles, gated=False)
+    if tiles is None:
         return torch.nn.functional.linear(x, weight, bias)
     out = torch.empty(x.shape[0], weight.shape[0], device=x.device, dtype=x.dtype)
     _run(x, weight, bias, out, gated=False, silu=False, tiles=tiles)
@@ -66,7 +69,8 @@ def gated_linear(x: Tensor, weight: Tensor, silu: bool, *, tiles: Tiles | None =
     _check(x, weight, None)
     if weight.shape[0] % 2:
         raise ValueError(f"weight of {weight.shape[0]} rows has no two halves")
-    if not _is_ours(x, weight, tiles):
+    tiles = _tiles(x, weight, tiles, gated=True)
+    if tiles is None:
         return fused.gated(torch.nn.functional.linear(x, weight), silu)
     out = torch.empty(x.shape[0], weight.shape[0] // 2, device=x.device, dtype=x.dtype)
     _run(x, weight, None, out, gated=True, silu=silu, tiles=tiles)
@@ -80,31 +84,28 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
 
 
-def _is_ours(x: Tensor, weight: Tensor, tiles: Tiles | None) -> bool:
-    """Whether one of our kernels makes the product; one was asked for, or it is of few rows."""
+def _tiles(x: Tensor, weight: Tensor, tiles: Tiles | None, *, gated: bool) -> Tiles | None:
+    """What was asked for or is fastest; None where cuBLAS is, or where our kernels do not apply."""
     if not (x.shape[0] and weight.numel() and weight.is_contiguous() and x.stride(1) == 1):
-        return False
+        return None
     if x.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return tiles is not None or x.shape[0] <= _most_rows(x, weight)
+        return None
+    return tiles or fastest(
+        x.shape[0],
+        weight.shape[0] // (2 if gated else 1),
+        weight.shape[1],
+        gated=gated,
+        on_hopper=ring_linear is not None and ring_linear.supports(x, weight),
+        multiprocessors=launch.multiprocessors(x.device),
+    )
 
 
-def _most_rows(x: Tensor, weight: Tensor) -> int:
-    """Up to how many rows our kernels are faster than cuBLAS on this device."""
-    if ring_linear is not None and ring_linear.supports(x, weight):
-        return ring_linear.MAX_ROWS
-    return split_linear.MAX_ROWS
-
-
-def _run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: Tiles | None
-) -> None:
-    """The kernel that `tiles` is of, or the fastest."""
-    if isinstance(tiles, GemvTiles) or (tiles is None and x.shape[0] <= gemv.MAX_ROWS):
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: Tiles) -> None:
+    if isinstance(tiles, GemvTiles):
         gemv.gemv(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)
-    elif ring_linear is not None and (
-        isinstance(tiles, RingTiles) or (tiles is None and ring_linear.supports(x, weight))
-    ):
+    elif isinstance(tiles, RingTiles) and ring_linear is not None:
         ring_linear.ring_linear(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)
-    else:
+    elif isinstance(tiles, SplitTiles):
         split_linear.split_linear(x, weight, bias, out, gated=gated, silu=silu, tiles=tiles)
+    else:
+        raise ValueError(f"tiles = {tiles} need Hopper")

@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
-from octavo.kernels.tiles import RingTiles, ring_tiles
+from octavo.kernels.tiles import RingTiles
 
 MAX_ROWS = 256
 
@@ -210,7 +210,7 @@ def descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def ring_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: RingTiles | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: RingTiles
 ) -> None:
     """`linear.linear` or, where `gated`, `linear.gated_linear`, into contiguous `out`; where `supports` says so.
 
@@ -218,7 +218,6 @@ def ring_linear(
         ValueError: the tiles need more sums than the workspace holds.
     """
     (rows, depth), width = x.shape, out.shape[1]
-    tiles = tiles or ring_tiles(rows, width, gated)
     part = 16 * tiles.warps
     outputs = part if gated else part * tiles.parts
     tiles_m, tiles_n = triton.cdiv(rows, tiles.rows), triton.cdiv(width, outputs)

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
 from octavo.kernels.gemv import activate
-from octavo.kernels.tiles import SplitTiles, power_of_two, split_tiles
+from octavo.kernels.tiles import SplitTiles, power_of_two
 
 MAX_ROWS = 64
 
@@ -115,7 +115,7 @@ def _split_kernel(
 
 
 def split_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: SplitTiles | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: SplitTiles
 ) -> None:
     """`linear.linear` or, where `gated`, `linear.gated_linear`, into contiguous `out`.
 
@@ -123,7 +123,6 @@ def split_linear(
         ValueError: the tiles need more sums than the workspace holds.
     """
     (rows, depth), width = x.shape, out.shape[1]
-    tiles = tiles or split_tiles(rows, width, depth, gated, launch.multiprocessors(x.device))
     tile_m = min(64, max(8, power_of_two(rows)))
     tiles_m, tiles_n = triton.cdiv(rows, tile_m), triton.cdiv(width, tiles.outputs)
     blocks = triton.cdiv(triton.cdiv(depth, tiles.splits), tiles.depth)

@@ -77,10 +77,7 @@ def split_tiles(rows: int, width: int, depth: int, gated: bool, multiprocessors:
 
 
 def ring_tiles(rows: int, width: int, gated: bool) -> RingTiles:
-    """Two programs of about 100 KiB on each multiprocessor, or one where a tile's sums would have many parts to add up.
-
-    For many rows one program of 192 KiB computes more with what it reads.
-    """
+    """Stages of 128 columns while their sums fit into shared memory; two programs a multiprocessor for the widest outputs alone."""
     if rows > 64:
         if rows > 128 and not gated and width > 4096:
             return RingTiles(rows=256, parts=1, depth=64, stages=4, warps=8, programs=1)
@@ -88,7 +85,26 @@ def ring_tiles(rows: int, width: int, gated: bool) -> RingTiles:
             return RingTiles(rows=128, parts=2, depth=64, stages=4, warps=8, programs=1)
         return RingTiles(rows=128, parts=1, depth=64, stages=6, warps=8, programs=1)
     tile = max(8, power_of_two(rows))
-    parts = 2 if gated or width > 8192 else 1
-    programs = 1 if rows > 16 and width <= 8192 else 2
-    stage = RingTiles(tile, parts, depth=64, stages=1, warps=4, programs=programs).stage_bytes()
-    return RingTiles(tile, parts, depth=64, stages=min(12, (108 << 10) // stage), warps=4, programs=programs)
+    if gated:
+        return RingTiles(tile, parts=2, depth=128, stages=3 if tile < 32 else 2, warps=4, programs=2)
+    stages = {8: 6, 16: 5, 32: 4, 64: 3}[tile]
+    return RingTiles(tile, parts=1, depth=128, stages=stages, warps=4, programs=2 if width > 16384 else 1)
+
+
+def fastest(rows: int, width: int, depth: int, *, gated: bool, on_hopper: bool, multiprocessors: int) -> Tiles | None:
+    """The cut that is fastest for a product `[rows, depth] x [width, depth]`, or None: cuBLAS is.
+
+    Found on an H200 by `python -m benches.gpu.linear --tune`; from 33 rows on cuBLAS is beaten only where the activation comes
+    with the product, or where the output is as wide as a vocabulary.
+    """
+    if rows == 1 or (rows == 2 and depth <= 8192):
+        return gemv_tiles(width, depth, gated, multiprocessors)
+    if not on_hopper:
+        return split_tiles(rows, width, depth, gated, multiprocessors) if rows <= 64 else None
+    if rows <= (16 if gated else 32):
+        return ring_tiles(rows, width, gated)
+    if rows <= 64 and gated:
+        return SplitTiles(outputs=64, depth=128, stages=2, warps=4, splits=1)
+    if rows <= 64 and width > 32768:
+        return SplitTiles(outputs=128, depth=64, stages=4, warps=4, splits=1)
+    return None

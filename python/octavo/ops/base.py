@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-
-from octavo.models.spec import ModelSpec
 
 Tensor: TypeAlias = Any
 Weight: TypeAlias = Any
@@ -98,6 +96,15 @@ class StoredTensor(Protocol):
         ...
 
 
+@runtime_checkable
+class MadeTensor(StoredTensor, Protocol):
+    """A tensor that is on no disk."""
+
+    def fill(self, out: Tensor) -> None:
+        """Writes its numbers to `out` of its shape, where that is."""
+        ...
+
+
 class OpSet(Protocol):
     """The operations of one device. Weights are made once, by the first group; the others run in every step.
 
@@ -110,9 +117,9 @@ class OpSet(Protocol):
     device: Any
     """The torch device of its tensors; `.type` is "cpu" or "cuda"."""
 
-    def can_be_captured(self, spec: ModelSpec) -> bool:
-        """Whether a decode step of the model may be recorded in a CUDA graph: no operation waits for the device or depends on
-        data."""
+    def can_be_captured(self, has_experts: bool) -> bool:
+        """Whether a decode step may be recorded in a CUDA graph: no operation, `moe` among them if the model has experts, waits for
+        the device."""
         ...
 
     # -- weights ---------------------------------------------------------------------------------------------------
@@ -236,6 +243,10 @@ class OpSet(Protocol):
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """`act(x[:, :F]) * x[:, F:]` for `x` of `[T, 2F]`."""
+        ...
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """`gated(linear(x, weight))`: `[T, F]` for a weight of `2F` outputs."""
         ...
 
     def moe(

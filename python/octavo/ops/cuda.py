@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: matrix products by cuBLAS, everything else by the Triton kernels of `octavo.kernels`."""
+"""NVIDIA GPUs: matrix products of many rows by cuBLAS, everything else by the Triton kernels of `octavo.kernels`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.kernels import attention as attention_kernels
 from octavo.kernels import fused
-from octavo.models.spec import ModelSpec, MoeSpec
+from octavo.kernels import linear as linear_kernels
 from octavo.ops.base import Activation, AttentionMetadata
 from octavo.ops.dense import DenseOps, LinearWeight
 
@@ -48,9 +48,9 @@ class CudaOps(DenseOps):
     def __init__(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16):
         super().__init__(device, dtype)
 
-    def can_be_captured(self, spec: ModelSpec) -> bool:
+    def can_be_captured(self, has_experts: bool) -> bool:
         """All but mixtures of experts, which run expert by expert."""
-        return not any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers)
+        return not has_experts
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """The kernels read everything on the device: only views and 32-bit copies are made here."""
@@ -80,7 +80,13 @@ class CudaOps(DenseOps):
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """`x @ weight.T + bias`."""
-        return torch.nn.functional.linear(x, weight.weight, weight.bias)
+        return linear_kernels.linear(x, weight.weight, weight.bias)
+
+    def gated_linear(self, x: Tensor, weight: LinearWeight, activation: Activation) -> Tensor:
+        """One kernel for few rows, unless there is a bias."""
+        if weight.bias is not None:
+            return self.gated(self.linear(x, weight), activation)
+        return linear_kernels.gated_linear(x, weight.weight, activation == "silu")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight`."""

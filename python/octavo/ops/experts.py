@@ -27,6 +27,10 @@ class ExpertOps(ABC):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """See `OpSet`."""
 
+    def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
+        """See `OpSet`."""
+        return self.gated(self.linear(x, weight), activation)
+
     def expert_weights(
         self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
     ) -> list[tuple[Weight, Weight]]:
@@ -47,7 +51,7 @@ class ExpertOps(ABC):
 
         def run(expert: int, rows: Tensor) -> Tensor:
             gate_up, down = experts[expert]
-            return self.linear(self.gated(self.linear(rows, gate_up), activation), down)
+            return self.linear(self.gated_linear(rows, gate_up, activation), down)
 
         chosen, probabilities = _route(self.linear(x, router), num_per_token, normalize)
         return _mix(x, chosen, probabilities, run)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.models.weights.dummy import DummyTensor
-from octavo.ops.base import StoredTensor
+from octavo.ops.base import MadeTensor, StoredTensor
 
 _PIECE_BYTES = 16 << 20
 
@@ -32,7 +31,7 @@ def read_matrix(parts: Sequence[StoredTensor], device: torch.device, dtype: torc
     if any(part.shape[1] != width for part in parts):
         raise ValueError(f"weights {[part.name for part in parts]} have inputs {[part.shape[1] for part in parts]}")
     result = torch.empty(sum(part.shape[0] for part in parts), width, device=device, dtype=dtype)
-    if len(parts) == 1 and isinstance(parts[0], DummyTensor):
+    if len(parts) == 1 and isinstance(parts[0], MadeTensor):
         parts[0].fill(result)
         return result
     step = max(1, _PIECE_BYTES // (4 * width))

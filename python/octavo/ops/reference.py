@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo.models.spec import ModelSpec
 from octavo.ops.base import Activation, AttentionMetadata
 from octavo.ops.dense import DenseOps, LinearWeight
 
@@ -55,7 +54,7 @@ class ReferenceOps(DenseOps):
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__(device, dtype)
 
-    def can_be_captured(self, spec: ModelSpec) -> bool:
+    def can_be_captured(self, has_experts: bool) -> bool:
         """Never."""
         return False
 

@@ -27,4 +27,4 @@ class Mlp:
     def forward(self, x: Tensor) -> Tensor:
         """`[T, D]` to `[T, D]`."""
         ops = self._ops
-        return ops.linear(ops.gated(ops.linear(x, self._gate_up), self._activation), self._down)
+        return ops.linear(ops.gated_linear(x, self._gate_up, self._activation), self._down)
