@@ -111,49 +111,64 @@ def _finite(x):
 def _rotate_and_store_kernel(
     qkv, positions, rope, slots, q_norm, k_norm, q_out, cache, eps,
     heads, kv_heads, dim, rotary_half, block_size, block_stride, kv_stride, head_stride,
-    DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    TILE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token a program. A head is read as the two halves of its rotated pairs and the rest."""
+    """`TILE` heads of one token a program: queries first, then keys, then values. A head is read as the two halves of its rotated
+    pairs and, if there is one, the rest."""
     _begin(PDL)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    source = qkv + token * (heads + 2 * kv_heads) * dim + head * dim
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    q_parts, kv_parts = tl.cdiv(heads, TILE), tl.cdiv(kv_heads, TILE)
+    is_query = part < q_parts
+    is_value = part >= q_parts + kv_parts
+    tile = tl.where(is_query, part, tl.where(is_value, part - q_parts - kv_parts, part - q_parts))
+    count = tl.where(is_query, heads, kv_heads)
+    head = (tile * TILE + tl.arange(0, TILE))[:, None]
+    is_head = head < count
+    ahead = tl.where(is_query, 0, tl.where(is_value, heads + kv_heads, heads))
+    source = qkv + (token * (heads + 2 * kv_heads) + ahead + head) * dim
     slot = tl.load(slots + token).to(tl.int64)
-    is_query = head < heads
-    kv_head = tl.where(head < heads + kv_heads, head - heads, head - heads - kv_heads)
-    place = (slot // block_size) * block_stride + kv_head.to(tl.int64) * head_stride + (slot % block_size) * dim
-    if head >= heads + kv_heads:
-        column = tl.arange(0, DIM)
-        value = _finite(tl.load(source + column, mask=column < dim, other=0.0).to(tl.float32)).to(
-            cache.dtype.element_ty
-        )
-        tl.store(cache + place + kv_stride + column, value, mask=column < dim)
+    place = (slot // block_size) * block_stride + head.to(tl.int64) * head_stride + (slot % block_size) * dim
+    if is_value:
+        column = tl.arange(0, DIM)[None, :]
+        inside = is_head & (column < dim)
+        value = _finite(tl.load(source + column, mask=inside, other=0.0).to(tl.float32))
+        tl.store(cache + place + kv_stride + column, value.to(cache.dtype.element_ty), mask=inside)
     else:
-        pair = tl.arange(0, HALF)
-        in_pair = pair < rotary_half
+        pair = tl.arange(0, HALF)[None, :]
+        in_pair = is_head & (pair < rotary_half)
         first = pair * 2 if INTERLEAVED else pair
         second = first + 1 if INTERLEAVED else pair + rotary_half
-        rest = tl.arange(0, DIM)
-        in_rest = (rest >= 2 * rotary_half) & (rest < dim)
         a = tl.load(source + first, mask=in_pair, other=0.0).to(tl.float32)
         b = tl.load(source + second, mask=in_pair, other=0.0).to(tl.float32)
-        c = tl.load(source + rest, mask=in_rest, other=0.0).to(tl.float32)
+        if REST:
+            rest = tl.arange(0, DIM)[None, :]
+            in_rest = is_head & (rest >= 2 * rotary_half) & (rest < dim)
+            c = tl.load(source + rest, mask=in_rest, other=0.0).to(tl.float32)
         if NORM:
             weight = q_norm if is_query else k_norm
-            squares = tl.sum(a * a, 0) + tl.sum(b * b, 0) + tl.sum(c * c, 0)
-            inverse = tl.rsqrt(squares / dim + eps)
-            a = a * inverse * tl.load(weight + first, mask=in_pair, other=0.0).to(tl.float32)
-            b = b * inverse * tl.load(weight + second, mask=in_pair, other=0.0).to(tl.float32)
-            c = c * inverse * tl.load(weight + rest, mask=in_rest, other=0.0).to(tl.float32)
+            squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
+            if REST:
+                squares += tl.sum(c * c, 1)
+            inverse = tl.rsqrt(squares / dim + eps)[:, None]
+            a = a * inverse * tl.load(weight + first, mask=pair < rotary_half, other=0.0).to(tl.float32)
+            b = b * inverse * tl.load(weight + second, mask=pair < rotary_half, other=0.0).to(tl.float32)
+            if REST:
+                c = c * inverse * tl.load(weight + rest, mask=rest < dim, other=0.0).to(tl.float32)
         angles = rope + tl.load(positions + token).to(tl.int64) * 2 * rotary_half
-        cos = tl.load(angles + pair, mask=in_pair, other=0.0)
-        sin = tl.load(angles + rotary_half + pair, mask=in_pair, other=0.0)
-        target = q_out + token * heads * dim + head * dim if is_query else cache + place
+        cos = tl.load(angles + pair, mask=pair < rotary_half, other=0.0)
+        sin = tl.load(angles + rotary_half + pair, mask=pair < rotary_half, other=0.0)
         turned, other = a * cos - b * sin, b * cos + a * sin
-        if not is_query:
-            turned, other, c = _finite(turned), _finite(other), _finite(c)
+        if is_query:
+            target = q_out + (token * heads + head) * dim
+        else:
+            target = cache + place
+            turned, other = _finite(turned), _finite(other)
         tl.store(target + first, turned.to(q_out.dtype.element_ty), mask=in_pair)
         tl.store(target + second, other.to(q_out.dtype.element_ty), mask=in_pair)
-        tl.store(target + rest, c.to(q_out.dtype.element_ty), mask=in_rest)
+        if REST:
+            c = tl.where(is_query, c, _finite(c))
+            tl.store(target + rest, c.to(q_out.dtype.element_ty), mask=in_rest)
 
 
 def rotate_and_store(
@@ -189,11 +204,14 @@ def rotate_and_store(
     half = rope.shape[1] // 2
     if tokens:
         dependent = launch.dependent_launch(qkv.device)
-        _rotate_and_store_kernel[(tokens, heads + 2 * kv_heads)](
+        # As many heads as share a program's angles without leaving lanes idle at the keys.
+        tile = min(16, triton.next_power_of_2(kv_heads))
+        parts = triton.cdiv(heads, tile) + 2 * triton.cdiv(kv_heads, tile)
+        _rotate_and_store_kernel[(tokens, parts)](
             qkv, positions, rope, slots,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
             out, kv_cache, eps, heads, kv_heads, dim, half, block_size, *kv_cache.stride()[:3],
-            triton.next_power_of_2(dim), triton.next_power_of_2(half), interleaved, q_norm is not None, dependent,
-            num_warps=1, **launch.launch_options(dependent),
+            tile, triton.next_power_of_2(dim), triton.next_power_of_2(half), 2 * half < dim, interleaved, q_norm is not None,
+            dependent, num_warps=max(1, min(4, tile * dim // 512)), **launch.launch_options(dependent),
         )  # fmt: skip
     return out
