@@ -9,6 +9,9 @@ right in front of it. Every program calls `gdc_wait`: then the end of a kernel s
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +53,23 @@ def dependent_launch(device: torch.device) -> bool:
 def launch_options(dependent: bool) -> dict[str, Any]:
     """Arguments of a launch whose kernel has `PDL` set to `dependent`."""
     return {"launch_pdl": True} if dependent else {}
+
+
+@contextmanager
+def compiling_ahead(threads: int) -> Iterator[None]:
+    """Triton kernels that are launched inside are compiled, so many at a time, and not run; other work on the device is done."""
+    interface = triton.runtime.jit.KernelInterface
+    launched = interface.__getitem__
+
+    def compiled(kernel: Any, grid: Any) -> Any:
+        return functools.partial(kernel.run, grid=grid, warmup=True)
+
+    interface.__getitem__ = compiled
+    try:
+        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+            yield
+    finally:
+        interface.__getitem__ = launched
 
 
 @functools.cache

@@ -27,13 +27,21 @@ except ImportError:  # another release of Triton, whose Gluon differs
     ring_linear = None  # type: ignore[assignment]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tiles | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
     """`x · weightᵀ + bias`, accumulated in fp32.
 
     Args:
         x: `[M, K]`, rows of any stride.
         weight: `[N, K]`, contiguous, of the same dtype.
         bias: `[N]` or None.
+        out: where the result goes, `[M, N]`, contiguous; None: new memory.
         tiles: which kernel and how it is cut; by default what is fastest.
 
     Returns:
@@ -45,8 +53,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: Tile
     _check(x, weight, bias)
     tiles = _tiles(x, weight, tiles, gated=False)
     if tiles is None:
-        return torch.nn.functional.linear(x, weight, bias)
-    out = torch.empty(x.shape[0], weight.shape[0], device=x.device, dtype=x.dtype)
+        if out is None:
+            return torch.nn.functional.linear(x, weight, bias)
+        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+    if out is None:
+        out = torch.empty(x.shape[0], weight.shape[0], device=x.device, dtype=x.dtype)
     _run(x, weight, bias, out, gated=False, silu=False, tiles=tiles)
     return out
 

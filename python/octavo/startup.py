@@ -153,10 +153,10 @@ def _gpu_runner(
 
 def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner) -> None:
     """Makes the CUDA graphs, with a progress bar."""
-    from octavo.worker.graphs import graph_rows  # noqa: PLC0415
+    from octavo.worker.graphs import decode_sizes  # noqa: PLC0415
 
-    rows, shown = graph_rows(runner.state.max_num_seqs), not config.disable_log_stats
-    runner.capture(StepPlan(core), rows, lambda items: tracked("CUDA graphs", items, shown))
+    sizes, shown = decode_sizes(runner.state.max_num_seqs), not config.disable_log_stats
+    runner.capture(StepPlan(core), sizes, lambda items: tracked("CUDA graphs", items, shown))
 
 
 def _ops(config: EngineConfig, opened: OpenedModel) -> Any:

@@ -140,9 +140,9 @@ class Decoder:
         """What a block adds to the residual."""
         return output if norm is None else self.ops.rms_norm(output, norm, self.spec.norm_eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Output logits of hidden states `[n, D]`: fp32 `[n, V]`, the caller's own."""
-        return self.ops.logits(hidden, self._head, self.spec.logit_scale, self.spec.logit_softcap)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Output logits `[n, V]` of hidden states `[n, D]`: in `out`, of the activation dtype, or fp32 and the caller's own."""
+        return self.ops.logits(hidden, self._head, self.spec.logit_scale, self.spec.logit_softcap, out)
 
     def forward(self, batch: Batch, kv_cache: Sequence[Tensor]) -> Tensor:
         """Run the step and return the logits `[n, V]` of `batch.logits_indices`, fp32."""

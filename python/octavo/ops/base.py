@@ -46,10 +46,11 @@ class AttentionMetadata:
     """An upper bound of the query lengths."""
     max_seq_len: int
     """An upper bound of `seq_lens`."""
-    num_decode_rows: int
-    """The first rows of the step, each with one new known token plus drafts; the other rows are prefills."""
+    num_decode_rows: int | None
+    """The first rows of the step, each with one new known token plus drafts; the other rows are prefills. None: the host does not
+    know; rows of at most `max_decode_query_len` queries are decode rows."""
     max_decode_query_len: int
-    """An upper bound of these rows' query lengths."""
+    """An upper bound of the decode rows' query lengths."""
 
 
 @dataclass(slots=True)
@@ -116,6 +117,8 @@ class OpSet(Protocol):
     name: str
     device: Any
     """The torch device of its tensors; `.type` is "cpu" or "cuda"."""
+    dtype: Any
+    """The torch dtype of the activations."""
 
     def can_be_captured(self, has_experts: bool) -> bool:
         """Whether a decode step may be recorded in a CUDA graph: no operation, `moe` among them if the model has experts, waits for
@@ -260,6 +263,16 @@ class OpSet(Protocol):
         """`x[indices]`."""
         ...
 
-    def logits(self, x: Tensor, weight: Weight, scale: float, softcap: float | None) -> Tensor:
-        """`x @ weight.T * scale` in fp32, `[n, V]`, then `softcap * tanh(·/softcap)` if given; the caller's own."""
+    def logits(
+        self, x: Tensor, weight: Weight, scale: float, softcap: float | None, out: Tensor | None = None
+    ) -> Tensor:
+        """`x @ weight.T * scale`, `[n, V]`, then `softcap * tanh(·/softcap)` if given.
+
+        Args:
+            x: `[n, D]`.
+            weight: of `embedding_weight` or `linear_weight`.
+            scale: factor.
+            softcap: or None.
+            out: where they go, `[n, V]` of the activation dtype; None: fp32, the caller's own.
+        """
         ...

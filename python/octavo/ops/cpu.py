@@ -110,6 +110,7 @@ class CpuOps(ExpertOps):
         self._dense_too = torch.cpu._is_amx_tile_supported()
         fast_bf16 = self._dense_too or torch.cpu._is_avx512_bf16_supported()
         self.device = _CPU
+        self.dtype = torch.float32
         self.dense_dtype = dtype or (torch.bfloat16 if fast_bf16 else torch.float32)
         self.cache_dtype = dtype or torch.bfloat16
 
@@ -276,12 +277,16 @@ class CpuOps(ExpertOps):
         """`x[indices]`, a copy."""
         return x[indices.long()]
 
-    def logits(self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None) -> Tensor:
+    def logits(
+        self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None, out: Tensor | None = None
+    ) -> Tensor:
         """fp32 logits; see `OpSet`."""
         logits = self.linear(x, weight)
         if scale != 1.0:
             logits.mul_(scale)
-        return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+        if softcap is not None:
+            logits.div_(softcap).tanh_().mul_(softcap)
+        return logits if out is None else out.copy_(logits)
 
 
 def _row_groups(block_size: int, window: int | None, rows: Indices, starts: Any, seq_lens: Indices) -> list[RowGroup]:

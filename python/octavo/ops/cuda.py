@@ -82,6 +82,14 @@ class CudaOps(DenseOps):
         """`x @ weight.T + bias`."""
         return linear_kernels.linear(x, weight.weight, weight.bias)
 
+    def logits(
+        self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None, out: Tensor | None = None
+    ) -> Tensor:
+        """See `OpSet`; without a copy into `out` where nothing follows the product."""
+        if out is not None and scale == 1.0 and softcap is None:
+            return linear_kernels.linear(x, weight.weight, weight.bias, out=out)
+        return super().logits(x, weight, scale, softcap, out)
+
     def gated_linear(self, x: Tensor, weight: LinearWeight, activation: Activation) -> Tensor:
         """One kernel for few rows, unless there is a bias."""
         if weight.bias is not None:

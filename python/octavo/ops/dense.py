@@ -60,9 +60,13 @@ class DenseOps(ExpertOps):
         """`x[indices]`."""
         return x[indices.long()]
 
-    def logits(self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None) -> Tensor:
+    def logits(
+        self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None, out: Tensor | None = None
+    ) -> Tensor:
         """fp32 logits; see `OpSet`."""
         logits = self.linear(x, weight).float()
         if scale != 1.0:
             logits = logits * scale
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return logits if out is None else out.copy_(logits)

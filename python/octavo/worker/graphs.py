@@ -1,20 +1,20 @@
-"""Decode steps as CUDA graphs: one launch replays what would be hundreds.
+"""Steps as CUDA graphs: one launch replays what would be hundreds.
 
-A graph is made for each of a few numbers of rows, with the plan, the slot state and the KV cache at fixed addresses; a step
-takes the smallest graph that holds its rows, and rows beyond its own are padding that writes to the null block and the scratch
-slot.
+A graph is made for each of a few sizes, with the plan, the slot state and the KV cache at fixed addresses; a step takes the
+smallest graph that holds it. Rows and tokens beyond its own are padding, which writes to the null block and the scratch slot.
 """
 
 from __future__ import annotations
 
-import bisect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from octavo.engine.plan import StepPlan
+from octavo.engine.plan import PROMPT_LOGPROBS, StepPlan
+from octavo.kernels import launch
 from octavo.kernels.step import StepBuffers
 from octavo.models.decoder import Decoder
 from octavo.ops.base import Batch
@@ -22,27 +22,46 @@ from octavo.worker.device_inputs import DeviceInputs
 from octavo.worker.slot_state import AttentionBounds, StepInputs
 
 _LARGEST: Final = 512
+_FEW_ROWS: Final = 8
 
 
-def graph_rows(max_num_seqs: int) -> list[int]:
-    """Numbers of rows worth a graph: padding costs at most a quarter of the rows from 16 on, an eighth from 64 on."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a graph holds at most. One with as many rows as tokens is of decode rows alone."""
+
+    rows: int
+    tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one new token."""
+        return self.rows == self.tokens
+
+
+def decode_sizes(max_num_seqs: int) -> list[Size]:
+    """Steps of one token a row: padding costs at most a quarter of the rows from 16 on, an eighth from 64 on."""
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, _LARGEST + 1, 32)]
     most = min(max_num_seqs, _LARGEST)
-    return [*(count for count in rows if count < most), most]
+    return [Size(count, count) for count in (*(count for count in rows if count < most), most)]
+
+
+def mixed_sizes(max_num_seqs: int, most_tokens: int) -> list[Size]:
+    """Steps of any rows, up to so many tokens: of a few rows, and of as many as run at once."""
+    tokens = [count for count in (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048) if count <= most_tokens]
+    rows = sorted({min(_FEW_ROWS, max_num_seqs), min(max_num_seqs, _LARGEST)})
+    return [Size(r, t) for r in rows for t in tokens if r < t]
 
 
 @dataclass(slots=True)
 class _Captured:
-    rows: int
+    size: Size
     buffers: StepBuffers
     batch: Batch
-    replay: Callable[[], None]
-    logits: torch.Tensor
-    """`[rows, V]`, of the last replay."""
+    replay: Callable[[], object]
 
 
-class DecodeGraphs:
-    """Graphs of steps in which each row has one new token.
+class StepGraphs:
+    """Graphs of steps up to some sizes.
 
     Args:
         decoder: the model.
@@ -50,7 +69,7 @@ class DecodeGraphs:
         inputs: where the graphs find their inputs.
         plan: any plan of the core that will make the steps; only its layout is used.
         words: where plans are uploaded; a plan without rows lies there now.
-        rows: numbers of rows, ascending.
+        sizes: of the graphs.
         progress: wraps the loop over the graphs to show how far it is.
     """
 
@@ -61,19 +80,28 @@ class DecodeGraphs:
         inputs: DeviceInputs,
         plan: StepPlan,
         words: torch.Tensor,
-        rows: Sequence[int],
-        progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+        sizes: Sequence[Size],
+        progress: Callable[[Sequence[Size]], Iterable[Size]] = iter,
     ) -> None:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._inputs = inputs
         self._layout = inputs.layout(plan)
         self._words = words
-        self._rows = list(rows)
+        most_rows = max(size.rows for size in sizes)
+        # One for all graphs: the logits of a step are read before the next one begins.
+        vocab_size, dtype = decoder.spec.vocab_size, decoder.ops.dtype
+        self._logits = torch.empty(most_rows, vocab_size, dtype=dtype, device=words.device)
+        if words.is_cuda:
+            with launch.compiling_ahead(len(os.sched_getaffinity(0))):
+                for size in sizes:
+                    self._forward(size)
         # The largest first: the others fit into its memory.
         pool = torch.cuda.graph_pool_handle() if words.is_cuda else None
-        captured = [self._capture(count, pool) for count in progress(self._rows[::-1])]
-        self._captured = captured[::-1]
+        falling = sorted(sizes, key=lambda size: (size.tokens, size.rows), reverse=True)
+        captured = [self._capture(size, pool) for size in progress(falling)][::-1]
+        self._decodes = [graph for graph in captured if graph.size.is_decode]
+        self._mixed = [graph for graph in captured if not graph.size.is_decode]
 
     def run(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor] | None:
         """Enqueues the uploaded plan's step; None if no graph is for it.
@@ -81,38 +109,39 @@ class DecodeGraphs:
         Returns:
             the inputs, and the logits `[R, V]` of the plan's rows, both valid until the next step.
         """
-        if plan.header("graph_key") != 1 or plan.num_rows > self._rows[-1]:
+        rows, tokens = plan.num_rows, plan.num_tokens
+        graphs = self._decodes if plan.header("graph_key") == 1 else self._mixed
+        if plan.header("flags") & PROMPT_LOGPROBS:
             return None
-        chosen = self._captured[bisect.bisect_left(self._rows, plan.num_rows)]
+        fitting = (graph for graph in graphs if graph.size.rows >= rows and graph.size.tokens >= tokens)
+        chosen = next(fitting, None)
+        if chosen is None:
+            return None
         chosen.replay()
-        return self._inputs.step(plan, chosen.buffers, chosen.batch), chosen.logits[: plan.num_rows]
+        return self._inputs.step(plan, chosen.buffers, chosen.batch), self._logits[:rows]
 
-    def _capture(self, rows: int, pool: Any) -> _Captured:
-        # Compiles what has to be compiled, and makes the workspaces, before the capture.
-        result = self._forward(rows)
-        if pool is None:
-            buffers, batch, logits = result
-
-            def again() -> None:
-                logits.copy_(self._forward(rows)[2])
-
-            # Under Triton's interpreter: the same padded step without a graph.
-            return _Captured(rows, buffers, batch, again, logits)
+    def _capture(self, size: Size, pool: Any) -> _Captured:
+        # Once outside the capture: libraries make their workspaces then.
+        buffers, batch = self._forward(size)
+        if pool is None:  # under Triton's interpreter: the same padded step without a graph
+            return _Captured(size, buffers, batch, lambda: self._forward(size))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            result = self._forward(rows)
-        return _Captured(rows, *result[:2], graph.replay, result[2])
+            buffers, batch = self._forward(size)
+        return _Captured(size, buffers, batch, graph.replay)
 
-    def _forward(self, rows: int) -> tuple[StepBuffers, Batch, torch.Tensor]:
+    def _forward(self, size: Size) -> tuple[StepBuffers, Batch]:
         state = self._inputs.state
-        buffers = self._inputs.derive(self._layout, self._words, rows, rows)
+        buffers = self._inputs.derive(self._layout, self._words, size.rows, size.tokens)
         bounds: AttentionBounds = {
             "group_windows": state.group_windows,
             "block_size": state.block_size,
-            "max_query_len": 1,
+            "max_query_len": 1 if size.is_decode else size.tokens,
             "max_seq_len": state.max_model_len,
-            "num_decode_rows": rows,
+            "num_decode_rows": size.rows if size.is_decode else None,
             "max_decode_query_len": 1,
         }
-        batch = self._inputs.batch(buffers, bounds, None)
-        return buffers, batch, self._decoder.forward(batch, self._kv_cache)
+        batch = self._inputs.batch(buffers, bounds, None if size.is_decode else buffers.logits_indices)
+        hidden = self._decoder.forward_hidden(batch, self._kv_cache)
+        self._decoder.logits(hidden, self._logits[: size.rows])
+        return buffers, batch

@@ -17,7 +17,7 @@ from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
 if TYPE_CHECKING:  # kernels are imported on a GPU alone
     from octavo.worker.device_inputs import DeviceInputs
-    from octavo.worker.graphs import DecodeGraphs
+    from octavo.worker.graphs import Size, StepGraphs
 
 
 class Inputs(Protocol):
@@ -159,8 +159,8 @@ class ModelRunner:
         self.inputs: Inputs = device_inputs or state
         self.kv_cache: Sequence[torch.Tensor] = decoder.allocate_kv_cache(num_blocks, state.block_size)
         self._device_inputs = device_inputs
-        self._capture: Callable[[], DecodeGraphs] | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._capture: Callable[[], StepGraphs] | None = None
+        self._graphs: StepGraphs | None = None
 
     def plan_buffer(self, words: int) -> Int32Array:
         """Zeros that the device can copy while the host goes on."""
@@ -170,17 +170,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(
-        self, plan: StepPlan, rows: Sequence[int], progress: Callable[[Sequence[int]], Iterable[int]] = iter
+        self, plan: StepPlan, sizes: Sequence[Size], progress: Callable[[Sequence[Size]], Iterable[Size]] = iter
     ) -> None:
-        """Makes the graphs of decode steps; see `DecodeGraphs`. `plan` is one without rows."""
-        from octavo.worker.graphs import DecodeGraphs  # noqa: PLC0415
+        """Makes the graphs of steps; see `StepGraphs`. `plan` is one without rows."""
+        from octavo.worker.graphs import StepGraphs  # noqa: PLC0415
 
         inputs = self._device_inputs
         assert inputs is not None, "graphs read what kernels derive"
 
-        def capture() -> DecodeGraphs:
+        def capture() -> StepGraphs:
             words = self.state.upload(plan)
-            return DecodeGraphs(self.decoder, self.kv_cache, inputs, plan, words, rows, progress)
+            return StepGraphs(self.decoder, self.kv_cache, inputs, plan, words, sizes, progress)
 
         self._capture = capture
         self._graphs = capture()

@@ -52,7 +52,7 @@ class AttentionBounds(TypedDict):
     block_size: int
     max_query_len: int
     max_seq_len: int
-    num_decode_rows: int
+    num_decode_rows: int | None
     max_decode_query_len: int
 
 

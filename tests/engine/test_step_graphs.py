@@ -14,7 +14,7 @@ from octavo.engine.plan import StepPlan
 from octavo.ops.cuda import CudaOps
 from octavo.startup import Started
 from octavo.worker.device_inputs import DeviceInputs
-from octavo.worker.graphs import graph_rows
+from octavo.worker.graphs import Size, decode_sizes, mixed_sizes
 from octavo.worker.model_runner import ModelRunner
 
 PROMPTS = [[(i * (j + 3)) % 300 + 10 for i in range(5 + 6 * j)] for j in range(3)]
@@ -42,7 +42,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         started.runner = ModelRunner(
             started.model.decoder, runner.state, runner.sampler, started.cache.num_blocks, inputs
         )
-        started.runner.capture(StepPlan(started.core), [1, 2, 4])
+        started.runner.capture(StepPlan(started.core), [Size(1, 1), Size(2, 2), Size(4, 4)])
         graphs = started.runner._graphs
         assert graphs is not None
         run = graphs.run
@@ -81,9 +81,20 @@ def test_padded_decode_steps_give_the_tokens_of_the_plain_path(
         assert found == tokens(llm)
 
 
+def test_sizes_of_mixed_steps_have_room_for_more_tokens_than_rows() -> None:
+    for most in (1, 8, 100, 256):
+        sizes = mixed_sizes(most, 1024)
+        assert len(set(sizes)) == len(sizes)
+        assert max(size.tokens for size in sizes) == 1024
+        assert {size.rows for size in sizes} == {min(8, most), most}
+        assert not any(size.is_decode for size in sizes)
+
+
 def test_numbers_of_rows_rise_to_the_most_that_run_at_once() -> None:
     for most in (1, 2, 3, 7, 16, 100, 256, 4096):
-        rows = graph_rows(most)
+        sizes = decode_sizes(most)
+        rows = [size.rows for size in sizes]
+        assert all(size.is_decode for size in sizes)
         assert rows == sorted(set(rows))
         assert rows[-1] == min(most, 512)
         assert all(after - before <= max(8, before / 3) for before, after in itertools.pairwise(rows))
