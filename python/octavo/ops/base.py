@@ -98,6 +98,15 @@ class StoredTensor(Protocol):
 
 
 @runtime_checkable
+class ReadableTensor(StoredTensor, Protocol):
+    """A tensor whose file can be read without its memory map, by any thread."""
+
+    def read_into(self, start: int, stop: int, out: npt.NDArray[np.uint8]) -> None:
+        """Reads the stored bytes of rows `start:stop` into `out`, as many bytes, contiguous."""
+        ...
+
+
+@runtime_checkable
 class MadeTensor(StoredTensor, Protocol):
     """A tensor that is on no disk."""
 

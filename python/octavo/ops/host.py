@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.base import MadeTensor, StoredTensor
+from octavo.ops.upload import uploader
 
 _PIECE_BYTES = 16 << 20
 
@@ -34,8 +35,13 @@ def read_matrix(parts: Sequence[StoredTensor], device: torch.device, dtype: torc
     if len(parts) == 1 and isinstance(parts[0], MadeTensor):
         parts[0].fill(result)
         return result
-    step = max(1, _PIECE_BYTES // (4 * width))
     first = 0
+    if device.type == "cuda":
+        for part in parts:
+            uploader(device).upload(part, result[first : first + part.shape[0]])
+            first += part.shape[0]
+        return result
+    step = max(1, _PIECE_BYTES // (4 * width))
     for part in parts:
         for start in range(0, part.shape[0], step):
             stop = min(start + step, part.shape[0])

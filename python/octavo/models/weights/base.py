@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -26,13 +27,28 @@ class MappedFile:
 
     def __init__(self, path: Path):
         self.path = path
-        with path.open("rb") as file:
-            try:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as error:
-                raise WeightError(f"{path}: the file is empty") from error
+        self._file = path.open("rb")
+        try:
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise WeightError(f"{path}: the file is empty") from error
         self.size = len(self._map)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+
+    def read_into(self, start: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read as many bytes as `out` has, from `start` on, without mapping their pages.
+
+        Raises:
+            WeightError: the file ends before.
+        """
+        done, view = 0, memoryview(out)
+        while done < len(view):
+            count = os.preadv(self._file.fileno(), [view[done:]], start + done)
+            if count == 0:
+                raise WeightError(
+                    f"{self.path}: the file ends at byte {start + done}: it was truncated while it was read"
+                )
+            done += count
 
     def release(self, start: int, stop: int) -> None:
         """Drop the whole pages inside `start:stop` from this process's memory."""
@@ -83,6 +99,10 @@ class MappedTensor:
         """A view of the stored bytes of rows `start:stop`, `[stop - start, bytes per row]`."""
         first, last = self._offset + start * self._row_bytes, self._offset + stop * self._row_bytes
         return self._file.bytes[first:last].reshape(stop - start, self._row_bytes)
+
+    def read_into(self, start: int, stop: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read the stored bytes of rows `start:stop` into `out`, contiguous and as large."""
+        self._file.read_into(self._offset + start * self._row_bytes, out)
 
     def float32(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         """Rows `start:stop` dequantized, a fresh array."""
