@@ -107,14 +107,13 @@ def start(config: EngineConfig) -> Started:
         long_rope_above=model.decoder.long_rope_above,
         rope_rows=model.decoder.max_positions,
     )
-    sampler = Sampler(spec.vocab_size, config.logprobs_mode)
     has_experts = any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers)
     if on_gpu:
-        runner = _gpu_runner(model, state, sampler, cache, max_num_batched_tokens)
+        runner = _gpu_runner(config, model, state, cache, max_num_batched_tokens)
         if ops.can_be_captured(has_experts) and not config.enforce_eager:
             _capture(config, core, runner)
     else:
-        runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
+        runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
     eos = list(spec.eos_token_ids)
     if tokenizer is not None:
         eos += [token for token in tokenizer.eog_token_ids if token not in eos]
@@ -138,16 +137,19 @@ def start(config: EngineConfig) -> Started:
 
 
 def _gpu_runner(
+    config: EngineConfig,
     model: LoadedModel,
     state: SlotState,
-    sampler: Sampler,
     cache: CachePlan,
     max_num_batched_tokens: int,
 ) -> ModelRunner:
-    """A runner whose inputs are made by kernels."""
+    """A runner whose inputs are made by kernels, and whose draws are, unless activations are exact."""
+    from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
+    kind = Sampler if model.decoder.ops.dtype == torch.float32 else DeviceSampler
+    sampler = kind(model.spec.vocab_size, config.logprobs_mode)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 

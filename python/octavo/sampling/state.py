@@ -23,8 +23,8 @@ GREEDY_TEMPERATURE: Final = 1e-5
 BAN_BIAS: Final = -100.0
 """A logit bias of this or less removes the token altogether."""
 
-_FLOATS: Final = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
-_INTS: Final = ("top_k", "min_tokens", "num_prompt_tokens")
+FLOATS: Final = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+INTS: Final = ("top_k", "min_tokens", "num_prompt_tokens")
 _NEUTRAL: Final = np.array([0, 1, 0, 0, 0, 1], dtype=np.float32)
 
 Int32Array = npt.NDArray[np.int32]
@@ -61,6 +61,18 @@ class RowParams:
     """int32; 0 keeps all."""
     min_tokens: Tensor
     prompt_len: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTables:
+    """Parameters of all slots, for kernels."""
+
+    floats: Tensor
+    """float32 `[S, .]`, columns `FLOATS`."""
+    ints: Tensor
+    """int32 `[S, .]`, columns `INTS`."""
+    keys: Tensor
+    """int32 `[S, domains, 4]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +127,10 @@ class SlotParams:
         """Host copy, per slot: likeliest tokens wanted beside the sampled one; -1 for no logprobs."""
         self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, -1, dtype=np.int32)
         """The same for prompt tokens."""
+        self.top_k: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        """Host copy, per slot."""
         self._floats = torch.from_numpy(np.tile(_NEUTRAL, (max_num_seqs, 1))).to(device)
-        self._ints = torch.zeros(max_num_seqs, len(_INTS), dtype=torch.int32, device=device)
+        self._ints = torch.zeros(max_num_seqs, len(INTS), dtype=torch.int32, device=device)
         self._keys = torch.zeros(max_num_seqs, len(Domain), 4, dtype=torch.int32, device=device)
         self._lists: dict[int, _SlotLists] = {}
         self._flat: TokenLists | None = None
@@ -128,10 +142,11 @@ class SlotParams:
         seed = (entry.integer("seed_hi") & 0xFFFFFFFF) << 32 | (entry.integer("seed_lo") & 0xFFFFFFFF)
         self.num_logprobs[slot] = entry.integer("num_logprobs")
         self.num_prompt_logprobs[slot] = entry.integer("num_prompt_logprobs")
+        self.top_k[slot] = entry.integer("top_k")
         staged = self._staged
         staged.slots.append(slot)
-        staged.floats.append(np.array([entry.number(name) for name in _FLOATS], dtype=np.float32))
-        staged.ints.append(np.array([entry.integer(name) for name in _INTS], dtype=np.int32))
+        staged.floats.append(np.array([entry.number(name) for name in FLOATS], dtype=np.float32))
+        staged.ints.append(np.array([entry.integer(name) for name in INTS], dtype=np.int32))
         staged.keys.append(slot_keys(seed, entry.integer("choice")))
         # Copies: the entry is a view of a plan's buffer, which is written again.
         stop_ids = entry.stop_ids.copy() if entry.integer("min_tokens") > 0 else np.empty(0, dtype=np.int32)
@@ -154,6 +169,11 @@ class SlotParams:
         """Parameters of the rows whose slots are given, int64 `[n]`."""
         self._upload()
         return RowParams(*self._floats[slots].unbind(1), *self._ints[slots].unbind(1))
+
+    def tables(self) -> SlotTables:
+        """Numbers and keys of all slots."""
+        self._upload()
+        return SlotTables(self._floats, self._ints, self._keys)
 
     def keys(self, slots: Tensor, domain: Domain) -> Tensor:
         """Slot keys of one domain, int32 `[n, 4]`, for `rng.row_keys`."""
