@@ -8,7 +8,6 @@ product, and a sequence's keys are split over programs whose results are merged 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LOG2E = 1.4426950408889634
+from octavo.kernels import launch
+from octavo.kernels.launch import begin_dependent
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _prefill_kernel(
     q, cache, table, starts, lengths, out, scale, softcap, num_rows,
     q_stride, table_stride, block_stride, kv_stride, head_stride,
     GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Tile `pid` of all rows' tiles: row `r` owns the tiles from `starts[r] // BM + r` on, more than it needs."""
     # Late tiles have the most keys: they begin first.
@@ -65,7 +65,7 @@ def _prefill_kernel(
     start = tl.load(starts + row)
     count = tl.load(starts + row + 1) - start
     inside = (tile - (start - base) // BM - row) * BM
-    if inside < count:
+    if (inside < count) & (count >= LEAST):
         length = tl.load(lengths + row)
         offset = inside + tl.arange(0, BM)
         column = tl.arange(0, DIM)
@@ -105,18 +105,36 @@ def _prefill_kernel(
 
 
 @triton.jit
+def _cut(length, count, splits, BN: tl.constexpr, WINDOW: tl.constexpr):
+    """How the keys of a row's `count` queries are split: the first key, keys of a split, and splits that have any."""
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(0, length - count - WINDOW + 1) // BN * BN
+    # Two tiles at least: less is not worth a merge.
+    share = tl.maximum(tl.cdiv(tl.cdiv(length - begin, splits), BN), 2) * BN
+    return begin, share, tl.cdiv(length - begin, share)
+
+
+@triton.jit
 def _decode_kernel(
-    q, cache, table, starts, lengths, out, lse, scale, softcap,
+    q, cache, table, starts, lengths, out, partial, lse, scale, softcap,
     q_stride, table_stride, block_stride, kv_stride, head_stride, num_tokens, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SINGLE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, key/value head and split a program; row `m` of the tile is query `m // GROUP`, head `m % GROUP`."""
+    """One row, key/value head and split a program; row `m` of the tile is query `m // GROUP`, head `m % GROUP`.
+
+    Rows of more than `QUERIES` queries are another kernel's.
+    """
+    begin_dependent(PDL)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + row)
     count = tl.load(starts + row + 1) - start
     length = tl.load(lengths + row)
+    begin, share, used = _cut(length, count, splits, BN, WINDOW)
+    if (split >= used) | (count > QUERIES) | (count == 0):
+        return
     m = tl.arange(0, BM)
     query = m // GROUP
     head = kv_head * GROUP + m % GROUP
@@ -127,10 +145,6 @@ def _decode_kernel(
     rows = is_query[:, None] & in_head[None, :]
     queries = tl.load(q + token[:, None] * q_stride + head[:, None] * D + column[None, :], mask=rows, other=0.0)
     position = length - count + query
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(0, length - count - WINDOW + 1) // BN * BN
-    share = tl.cdiv(tl.cdiv(length - begin, splits), BN) * BN
     first = begin + split * share
     stop = tl.minimum(length, first + share)
     best = tl.full([BM], float("-inf"), tl.float32)
@@ -152,7 +166,7 @@ def _decode_kernel(
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
         best, total, acc = _step(queries, k, v, visible, best, total, acc, scale, softcap, SOFTCAP, PRECISION)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SINGLE:
+    if used == 1:
         tl.store(
             out + token[:, None] * q_stride + head[:, None] * D + column[None, :],
             result.to(out.dtype.element_ty),
@@ -160,29 +174,42 @@ def _decode_kernel(
         )
     else:
         place = (split.to(tl.int64) * num_tokens + token) * HEADS + head
-        tl.store(out + place[:, None] * D + column[None, :], result, mask=rows)
+        tl.store(partial + place[:, None] * D + column[None, :], result, mask=rows)
         tl.store(lse + place, tl.where(total == 0.0, float("-inf"), best + tl.log2(total)), mask=is_query)
 
 
 @triton.jit
 def _merge_kernel(
-    partial, lse, out, starts, num_rows, num_tokens, q_stride, splits,
-    HEADS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, S: tl.constexpr,
+    partial, lse, out, starts, lengths, num_tokens, q_stride, splits,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
+    S: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token a program: the splits' results, weighted by their sums."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if token >= tl.load(starts + num_rows):
+    """One head of one query a program: the results of the splits that have keys, `S` at a time, weighted by their sums."""
+    begin_dependent(PDL)
+    row, query, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts + row)
+    count = tl.load(starts + row + 1) - start
+    _begin, _share, used = _cut(tl.load(lengths + row), count, splits, BN, WINDOW)
+    if (used <= 1) | (query >= count) | (count > QUERIES):
         return
-    split = tl.arange(0, S)
-    place = (split.to(tl.int64) * num_tokens + token) * HEADS + head
-    logs = tl.load(lse + place, mask=split < splits, other=float("-inf"))
-    top = tl.max(logs, 0)
-    weights = tl.exp2(logs - tl.where(top == float("-inf"), 0.0, top))
+    token = (start + query).to(tl.int64)
     column = tl.arange(0, DIM)
-    inside = (split < splits)[:, None] & (column < D)[None, :]
-    values = tl.load(partial + place[:, None] * D + column[None, :], mask=inside, other=0.0)
-    whole = tl.sum(weights, 0)
-    result = tl.sum(values * weights[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
+    best, whole = float("-inf"), 0.0
+    acc = tl.zeros([DIM], tl.float32)
+    for first in range(0, used, S):
+        split = first + tl.arange(0, S)
+        place = (split.to(tl.int64) * num_tokens + token) * HEADS + head
+        inside = (split < used)[:, None] & (column < D)[None, :]
+        values = tl.load(partial + place[:, None] * D + column[None, :], mask=inside, other=0.0)
+        logs = tl.load(lse + place, mask=split < used, other=float("-inf"))
+        new_best = tl.maximum(best, tl.max(logs, 0))
+        base = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(logs - base)
+        carry = tl.exp2(best - base)
+        whole = whole * carry + tl.sum(weights, 0)
+        acc = acc * carry + tl.sum(values * weights[:, None], 0)
+        best = new_best
+    result = acc / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out + token * q_stride + head * D + column, result.to(out.dtype.element_ty), mask=column < D)
 
 
@@ -198,6 +225,7 @@ def prefill_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    min_query_len: int = 1,
 ) -> None:
     """Causal attention of rows of any query length.
 
@@ -212,6 +240,7 @@ def prefill_attention(
         scale: factor of the scores.
         window: a token sees so many last positions, its own included.
         softcap: scores become `softcap * tanh(score / softcap)`.
+        min_query_len: rows of fewer queries are left out, and their outputs alone.
     """
     rows, heads, dim = block_table.shape[0], q.shape[1], q.shape[2]
     padded = max(16, triton.next_power_of_2(dim))
@@ -222,7 +251,7 @@ def prefill_attention(
         q, kv_cache, block_table, query_start_loc, seq_lens, out, scale, softcap or 0.0, rows,
         q.stride(0), block_table.stride(0), *kv_cache.stride()[:3],
         heads // kv_cache.shape[2], kv_cache.shape[3], dim, padded, tile_m, tile_n,
-        window or 0, softcap is not None, "ieee" if exact else "tf32",
+        window or 0, softcap is not None, "ieee" if exact else "tf32", min_query_len,
         num_warps=4 if exact else 8, num_stages=1 if exact else 3,
     )  # fmt: skip
 
@@ -259,36 +288,34 @@ def decode_attention(
     softcap: float | None,
     tiles: DecodeTiles | None = None,
 ) -> None:
-    """`prefill_attention` for rows of at most `max_query_len` queries, in sequences of at most `max_seq_len` tokens."""
+    """`prefill_attention` for rows of at most `max_query_len` queries, in sequences of at most `max_seq_len` tokens.
+
+    Rows of more queries, and empty ones, are left out.
+    """
     rows, (tokens, heads, dim), kv_heads = block_table.shape[0], q.shape, kv_cache.shape[2]
     group = heads // kv_heads
     exact = q.dtype == torch.float32
     padded = max(16, triton.next_power_of_2(dim))
     tiles = tiles or (_EXACT if exact else _USUAL if padded <= 128 else _WIDE)
     tile_m = max(16, triton.next_power_of_2(group * max_query_len))
-    splits = num_splits(rows * kv_heads, min(max_seq_len, window or max_seq_len), tiles, _multiprocessors(q.device))
-    partial, lse = out, out
-    if splits > 1:
-        partial = torch.empty(splits, tokens, heads, dim, device=q.device, dtype=torch.float32)
-        lse = torch.empty(splits, tokens, heads, device=q.device, dtype=torch.float32)
+    longest = min(max_seq_len, window or max_seq_len)
+    splits = num_splits(rows * kv_heads, longest, tiles, launch.multiprocessors(q.device))
+    dependent = launch.dependent_launch(q.device)
+    options = launch.launch_options(dependent)
+    partial = torch.empty(splits if splits > 1 else 0, tokens, heads, dim, device=q.device, dtype=torch.float32)
+    lse = torch.empty(partial.shape[:3], device=q.device, dtype=torch.float32)
     _decode_kernel[(rows, kv_heads, splits)](
-        q, kv_cache, block_table, query_start_loc, seq_lens, partial, lse, scale, softcap or 0.0,
+        q, kv_cache, block_table, query_start_loc, seq_lens, out, partial, lse, scale, softcap or 0.0,
         q.stride(0), block_table.stride(0), *kv_cache.stride()[:3], tokens, splits,
-        heads, group, max_query_len, kv_cache.shape[3], dim, padded, tile_m, tiles.keys, splits == 1,
-        window or 0, softcap is not None, "ieee" if exact else "tf32",
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        heads, group, max_query_len, kv_cache.shape[3], dim, padded, tile_m, tiles.keys,
+        window or 0, softcap is not None, "ieee" if exact else "tf32", dependent,
+        num_warps=tiles.warps, num_stages=tiles.stages, **options,
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(rows * max_query_len, heads)](
-            partial, lse, out, query_start_loc, rows, tokens, out.stride(0), splits,
-            heads, dim, padded, triton.next_power_of_2(splits), num_warps=1,
+        _merge_kernel[(rows, max_query_len, heads)](
+            partial, lse, out, query_start_loc, seq_lens, tokens, out.stride(0), splits,
+            heads, max_query_len, dim, padded, tiles.keys, window or 0, 32, dependent, num_warps=4, **options,
         )  # fmt: skip
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """Of a GPU; under the interpreter any number will do."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
 def num_splits(programs: int, length: int, tiles: DecodeTiles, multiprocessors: int) -> int:

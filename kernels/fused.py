@@ -6,17 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
-
-
-@triton.jit
-def _begin(PDL: tl.constexpr):
-    """With a dependent launch: lets the next kernel begin, and waits for the end of those before this one."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+from octavo.kernels.launch import begin_dependent
 
 
 @triton.jit
@@ -25,7 +17,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row a program: `total = residual + scale * x` (if ADD), `out = total / rms(total) * weight`."""
-    _begin(PDL)
+    begin_dependent(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE)
     inside = column < width
@@ -75,7 +67,7 @@ def _warps(size: int) -> int:
 @triton.jit
 def _gated_kernel(x, out, width, SIZE: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
     """`SIZE` columns of one row a program."""
-    _begin(PDL)
+    begin_dependent(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = column < width
@@ -116,7 +108,7 @@ def _rotate_and_store_kernel(
 ):  # fmt: skip
     """`TILE` heads of one token a program: queries first, then keys, then values. A head is read as the two halves of its rotated
     pairs and, if there is one, the rest."""
-    _begin(PDL)
+    begin_dependent(PDL)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_parts, kv_parts = tl.cdiv(heads, TILE), tl.cdiv(kv_heads, TILE)
     is_query = part < q_parts

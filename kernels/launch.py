@@ -17,10 +17,20 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _PARTIAL_BYTES = 64 << 20
 _COUNTERS = 1 << 14
+
+
+@triton.jit
+def begin_dependent(PDL: tl.constexpr):
+    """With a dependent launch: lets the next kernel begin, and waits for the end of those before this one."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 class _Switch:
