@@ -177,7 +177,7 @@ def _consumer(
 def _kernel(
     q_desc, kv_desc, out_desc, out, table, starts, lengths, num_rows, table_stride, out_stride, group, kv_rows, scale, softcap,
     STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, LEAST: gl.constexpr,
 ):  # fmt: skip
     """Tile `pid` of all rows' tiles of `2 * BM` queries: row `r` owns those from `starts[r] // (2 * BM) + r` on."""
     BLOCK: gl.constexpr = kv_desc.block_shape[0]
@@ -198,13 +198,14 @@ def _kernel(
     length = gl.load(lengths + row)
     inside = (tile - (start - base) // (2 * BM) - row) * (2 * BM)
     left = count - inside
+    if (left <= 0) | (count < LEAST):
+        return
     position = length - count + inside
-    # A tile of no query still takes part in the barriers, with one tile of keys.
-    stop = gl.where(left > 0, gl.minimum(length, position + 2 * BM), 1)
+    stop = gl.minimum(length, position + 2 * BM)
     first_tile = 0
     if WINDOW > 0:
-        first_tile = gl.where(left > 0, gl.maximum(0, position - WINDOW + 1) // BN, 0)
-    num_tiles = gl.maximum(1, (stop + BN - 1) // BN - first_tile)
+        first_tile = gl.maximum(0, position - WINDOW + 1) // BN
+    num_tiles = (stop + BN - 1) // BN - first_tile
     last_column = gl.maximum(0, (length + BLOCK - 1) // BLOCK - 1)
 
     q_s = gl.allocate_shared_memory(dtype, [2, BM, D], q_desc.layout)
@@ -275,6 +276,7 @@ def prefill_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    min_query_len: int = 1,
 ) -> None:
     """`attention.prefill_attention` where `supports` says so; all values in the cache must be finite."""
     rows, (_, heads, dim), (_, _, kv_heads, block, _) = block_table.shape[0], q.shape, kv_cache.shape
@@ -290,5 +292,5 @@ def prefill_attention(
         q_desc, kv_desc, out_desc, out, block_table, query_start_loc, seq_lens, rows, block_table.stride(0), heads * dim,
         heads // kv_heads, kv_heads * block, scale, softcap or 1.0,
         2, _TILE_M, tile_n, dim, window or 0, softcap is not None, _CONSUMER_REGISTERS, _PRODUCER_REGISTERS,
-        num_warps=4,
+        min_query_len, num_warps=4,
     )  # fmt: skip

@@ -111,7 +111,7 @@ def start(config: EngineConfig) -> Started:
     if on_gpu:
         runner = _gpu_runner(config, model, state, cache, max_num_batched_tokens)
         if ops.can_be_captured(has_experts) and not config.enforce_eager:
-            _capture(config, core, runner)
+            _capture(config, core, runner, max_num_batched_tokens)
     else:
         runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
     eos = list(spec.eos_token_ids)
@@ -153,11 +153,12 @@ def _gpu_runner(
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 
-def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner) -> None:
+def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner, max_num_batched_tokens: int) -> None:
     """Makes the CUDA graphs, with a progress bar."""
-    from octavo.worker.graphs import decode_sizes  # noqa: PLC0415
+    from octavo.worker.graphs import decode_sizes, mixed_sizes  # noqa: PLC0415
 
-    sizes, shown = decode_sizes(runner.state.max_num_seqs), not config.disable_log_stats
+    most, shown = runner.state.max_num_seqs, not config.disable_log_stats
+    sizes = decode_sizes(most) + mixed_sizes(most, max_num_batched_tokens)
     runner.capture(StepPlan(core), sizes, lambda items: tracked("CUDA graphs", items, shown))
 
 

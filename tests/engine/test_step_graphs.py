@@ -29,10 +29,11 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [choice.token_ids for output in llm.generate(PROMPTS, MIXED, use_tqdm=False) for choice in output.outputs]
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture(params=[[], [Size(4, 16), Size(4, 64)]], ids=["decode", "mixed"])
+def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Engines whose steps take their inputs from kernels, in fp32 on the CPU; lists the rows of the replayed steps."""
     replayed: list[int] = []
+    sizes = [Size(1, 1), Size(2, 2), Size(4, 4), *request.param]
     plain = startup.start
 
     def start(config: Any) -> Started:
@@ -42,7 +43,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         started.runner = ModelRunner(
             started.model.decoder, runner.state, runner.sampler, started.cache.num_blocks, inputs
         )
-        started.runner.capture(StepPlan(started.core), [Size(1, 1), Size(2, 2), Size(4, 4)])
+        started.runner.capture(StepPlan(started.core), sizes)
         graphs = started.runner._graphs
         assert graphs is not None
         run = graphs.run

@@ -105,6 +105,7 @@ def compile_for_sm_90(binary: Path, dim: int, window: int, softcap: bool) -> Non
         "SOFTCAP": softcap,
         "CONSUMER_REGISTERS": 240,
         "PRODUCER_REGISTERS": 24,
+        "LEAST": 2,
     }
     names = hopper._kernel.arg_names
     signature = dict.fromkeys(names, "i32")

@@ -30,7 +30,8 @@ class AttentionStep:
     block_table: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
-    num_decode_rows: int
+    num_decode_rows: int | None
+    """None: all rows of at most `max_decode_query_len` queries, which the kernels see for themselves."""
     max_decode_query_len: int
     max_seq_len: int
 
@@ -58,7 +59,7 @@ class CudaOps(DenseOps):
         # Without prefill rows all queries are short; beside them a decode row has one token and its drafts.
         longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
         if longest > _MAX_DECODE_QUERIES:
-            decode_rows = 0
+            decode_rows, longest = 0, 0
         query_start_loc, seq_lens = metadata.query_start_loc.int(), metadata.seq_lens.int()
         return [
             AttentionStep(
@@ -140,8 +141,12 @@ class CudaOps(DenseOps):
         """The step's decode rows by one kernel, its prefill rows by another; see `OpSet`."""
         plan: AttentionStep = step
         out = torch.empty_like(q)
-        decodes, rows = plan.num_decode_rows, plan.block_table.shape[0]
+        rows, tokens = plan.block_table.shape[0], q.shape[0]
         limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        # Each kernel leaves out what is the other's where the host does not know.
+        decodes, others, least = plan.num_decode_rows, plan.num_decode_rows, 1
+        if decodes is None or others is None:
+            decodes, others, least = rows, 0, plan.max_decode_query_len + 1
         if decodes:
             attention_kernels.decode_attention(
                 q,
@@ -154,7 +159,7 @@ class CudaOps(DenseOps):
                 plan.max_seq_len,
                 **limits,
             )
-        if rows > decodes:
+        if rows > others:
             prefill_attention = (
                 hopper.prefill_attention
                 if hopper is not None and hopper.supports(q, kv_cache.shape[3])
@@ -163,11 +168,12 @@ class CudaOps(DenseOps):
             prefill_attention(
                 q,
                 kv_cache,
-                plan.block_table[decodes:],
-                plan.query_start_loc[decodes:],
-                plan.seq_lens[decodes:],
+                plan.block_table[others:],
+                plan.query_start_loc[others:],
+                plan.seq_lens[others:],
                 out,
-                q.shape[0] - decodes,
+                tokens - others,
+                min_query_len=least,
                 **limits,
             )
         return out.view(q.shape[0], -1)
