@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -177,5 +177,6 @@ MESSAGE = st.one_of(
     tools=st.none() | st.lists(st.builds(tool, st.text("abc", min_size=1)), min_size=1, max_size=2),
     generate=st.booleans(),
 )
+@example(name="ChatML", messages=[{"role": "user", "content": "\x1f a\x1c\x85"}], tools=None, generate=False)
 def test_prompts_of_any_messages_equal_those_of_jinja(templates, tokenizer, name, messages, tools, generate) -> None:
     check(name, templates[name], tokenizer, messages, tools, generate, {})

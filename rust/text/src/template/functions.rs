@@ -1,10 +1,11 @@
 //! What templates may call besides the language itself, with the meaning it has in transformers.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use jiff::Zoned;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use serde_json::Value;
 
 /// The message of a template's own `raise_exception`.
@@ -23,7 +24,39 @@ pub(super) fn register(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_filter("tojson", tojson);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("trim", trim);
+    environment.set_unknown_method_callback(call_method);
+}
+
+/// Python's white space: Unicode's, and four control characters that separate files, groups, records and units.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
+}
+
+/// jinja2's `trim`, which is Python's `str.strip`.
+fn trim(text: Cow<'_, str>, chars: Option<Cow<'_, str>>) -> String {
+    match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
+        None => text.trim_matches(is_space).to_owned(),
+    }
+}
+
+/// Python's methods of values; those that strip white space mean Python's.
+fn call_method(
+    state: &State<'_, '_>,
+    value: &minijinja::Value,
+    method: &str,
+    args: &[minijinja::Value],
+) -> Result<minijinja::Value, Error> {
+    if let (Some(text), []) = (value.as_str(), args) {
+        match method {
+            "strip" => return Ok(text.trim_matches(is_space).into()),
+            "lstrip" => return Ok(text.trim_start_matches(is_space).into()),
+            "rstrip" => return Ok(text.trim_end_matches(is_space).into()),
+            _ => {}
+        }
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
 fn raise_exception(message: String) -> Result<String, Error> {
