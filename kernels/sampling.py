@@ -166,7 +166,7 @@ def _threshold_by_bisection(logits, vocab, best, inverse, k, top_p, N: tl.conste
             low = tl.where(inside, middle, low)
             high = tl.where(inside, high, middle)
         limit = low
-    return 0.0 - limit.to(tl.float32, bitcast=True)
+    return 0.0 - tl.cast(limit, tl.float32, bitcast=True)
 
 
 @triton.jit

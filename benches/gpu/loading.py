@@ -2,8 +2,8 @@
 
 python -m benches.gpu.loading [--layers 16]
 
-Writes a checkpoint of Llama-3-8B's shape with so many layers to the temporary folder, reads it whole with as many threads as loading
-uses, and then loads it. Both find it in the page cache.
+Writes a checkpoint of Llama-3-8B's shape with so many layers to the temporary folder, reads it whole with as many threads as
+loading uses, and then loads it. Both find it in the page cache.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +162,16 @@ class ChatTemplate:
         kwargs: str,
     ) -> tuple[str, list[int]]: ...
 
-OutputEvent: TypeAlias = tuple[str, str] | tuple[str, int, str] | tuple[str, int, bool]
+class ToolSchemas:
+    """The types of the parameters of tools, from the JSON of a list of tools."""
+
+    def __init__(self, tools: str) -> None: ...
+
+OutputEvent: TypeAlias = (
+    tuple[Literal["content", "reasoning"], str]
+    | tuple[Literal["tool_call_start", "tool_call_arguments"], int, str]
+    | tuple[Literal["tool_call_end"], int, bool]
+)
 
 class OutputParser:
     """Reasoning and tool calls in the growing text of one choice.
@@ -172,7 +181,11 @@ class OutputParser:
     """
 
     def __init__(
-        self, tool_parser: str | None = None, reasoning_parser: str | None = None, reasoning_open: bool = False
+        self,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        reasoning_open: bool = False,
+        schemas: ToolSchemas | None = None,
     ) -> None: ...
     @staticmethod
     def tool_parsers() -> list[str]: ...

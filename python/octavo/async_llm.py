@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from octavo._core import EngineCore, Mailbox, Update
 from octavo.config import DEFAULT_MODEL
 from octavo.errors import EngineError, RequestError
-from octavo.inputs import Message, Prompt, PromptType, check_messages, parse_prompt
+from octavo.inputs import ChatOptions, Message, Prompt, PromptType, check_messages, parse_prompt
 from octavo.llm_engine import LLMEngine
 from octavo.outputs import RequestOutput
 from octavo.requests import RequestAssembler
@@ -58,7 +58,8 @@ class AsyncLLM:
             RequestError: this request failed in the engine.
         """
         params = self.engine.default_sampling_params() if sampling_params is None else sampling_params
-        async for output in self._stream(parse_prompt(prompt), params, priority, cache_salt, tenant):
+        parsed = parse_prompt(prompt)
+        async for output in self._stream(lambda: parsed, params, priority, cache_salt, tenant):
             yield output
 
     async def chat(
@@ -69,12 +70,24 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str | None = None,
-        **template_arguments: Any,
+        **options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """As `generate`, for a conversation; without `max_tokens` the answer may use the rest of the context."""
+        """As `generate`, for a conversation; without `max_tokens` the answer may use the rest of the context.
+
+        Each choice has a `message` that grows, and in `deltas` what it has more than in the output yielded before.
+
+        Args:
+            messages: the conversation.
+            sampling_params: the model's defaults if not given.
+            priority: lower runs first.
+            cache_salt: prefixes are shared only among requests with the same salt.
+            tenant: whom the request belongs to.
+            **options: fields of `octavo.inputs.ChatOptions`: `tools`, `chat_template_kwargs`, …
+        """
         params = self.engine.default_sampling_params(chat=True) if sampling_params is None else sampling_params
-        prompt = self.engine.render_chat(check_messages(messages), **template_arguments)
-        async for output in self._stream(prompt, params, priority, cache_salt, tenant):
+        conversation, chat_options = check_messages(messages), ChatOptions(**options)
+        render = lambda: self.engine.render_chats([conversation], chat_options)[0]  # noqa: E731
+        async for output in self._stream(render, params, priority, cache_salt, tenant):
             yield output
 
     def stats(self) -> dict[str, float]:
@@ -91,14 +104,19 @@ class AsyncLLM:
         self.engine.shutdown()
 
     async def _stream(
-        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None, tenant: str | None
+        self,
+        make_prompt: Callable[[], Prompt],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        tenant: str | None,
     ) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
-        # Tokenization of a long prompt must not stop the other streams.
+        # Rendering and tokenization of a long prompt must not stop the other streams.
         submission = await loop.run_in_executor(
             None,
             lambda: self.engine.submission(
-                prompt, params, priority=priority, cache_salt=cache_salt, tenant=tenant, stream=True
+                make_prompt(), params, priority=priority, cache_salt=cache_salt, tenant=tenant, stream=True
             ),
         )
         queue: asyncio.Queue[Update] = asyncio.Queue()
@@ -109,9 +127,10 @@ class AsyncLLM:
         finished = False
         try:
             while not finished:
-                output = assembler.merge(await queue.get())
+                updates = [await queue.get()]
                 while not queue.empty():  # a slow reader gets one larger output, not a backlog
-                    output = assembler.merge(queue.get_nowait())
+                    updates.append(queue.get_nowait())
+                output = assembler.merge(*updates)
                 finished = output.finished
                 if output.error is not None:
                     kind = EngineError if self.engine.core.is_shut_down() else RequestError

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from octavo.errors import ParameterError, check_text
+from octavo.message_format import check_parsers
 
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -38,6 +39,10 @@ class EngineConfig:
     tokenizer: str | None = _arg(None, "Folder or `tokenizer.json`; the model's own by default.")
     skip_tokenizer_init: bool = _arg(False, "Take and give token ids only.")
     chat_template: str | None = _arg(None, "A template, or the path of a file with one; the model's own by default.")
+    tool_call_parser: str = _arg(
+        "auto", "How tool calls are written: a parser's name, `none`, or `auto` (what the chat template calls for)."
+    )
+    reasoning_parser: str = _arg("auto", "How reasoning is written: a parser's name, `none`, or `auto`.")
     generation_config: str = _arg(
         "auto",
         "Where default sampling parameters come from: `auto` (the model's file) or `vllm`/`none` (built-in values).",
@@ -79,6 +84,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self.override_generation_config = _mapping("override_generation_config", self.override_generation_config)
         self._check_types()
+        self.tool_call_parser, self.reasoning_parser = check_parsers(self.tool_call_parser, self.reasoning_parser)
         self._require("max_num_seqs", 1, 4096)
         self._require("max_model_len", 2, 1 << 24)
         self._require("max_num_batched_tokens", 1, 1 << 20)

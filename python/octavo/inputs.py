@@ -6,11 +6,12 @@ import json
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
 from octavo.errors import ParameterError, check_text
+from octavo.message_format import AnswerFormat
 
 
 class TextPrompt(TypedDict):
@@ -35,6 +36,8 @@ class Prompt:
 
     text: str | None
     token_ids: list[int] | None
+    answer: AnswerFormat | None = None
+    """How the answer becomes a message, if this is a chat."""
 
 
 def parse_prompts(prompts: PromptType | Sequence[PromptType]) -> list[Prompt]:
@@ -68,6 +71,8 @@ def parse_prompt(prompt: Any) -> Prompt:
     if _is_list(prompt):
         if not prompt:
             raise ParameterError("prompts", prompt, "at least one token id")
+        if set(map(type, prompt)) == {int}:  # the usual case, at the speed of C
+            return Prompt(None, list(prompt))
         for token in prompt:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral):
                 raise ParameterError("prompts", token, "integer token ids")
@@ -101,32 +106,53 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 @dataclass(slots=True, frozen=True)
-class TemplateArguments:
-    """What a chat template is rendered with, as JSON."""
-
-    messages: str
-    tools: str | None
-    kwargs: str
-
-
-def template_arguments(messages: Any, tools: Any, kwargs: Any) -> TemplateArguments:
-    """Checks the outer form of what a template gets, and writes it as JSON.
+class ChatOptions:
+    """What a conversation is rendered with besides its messages; names follow vLLM's.
 
     Raises:
-        ParameterError: names the argument that is of a wrong kind or has a value that JSON cannot hold.
+        ParameterError: an option is of a wrong kind or holds a value that JSON cannot.
     """
-    if tools is not None and not (_is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
-        raise ParameterError("tools", tools, "a list of mappings")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ParameterError("chat_template_kwargs", kwargs, "a mapping")
-    return TemplateArguments(
-        _json("messages", messages),
-        _json("tools", [dict(tool) for tool in tools]) if tools else None,
-        _json("chat_template_kwargs", dict(kwargs or {})),
-    )
+
+    add_generation_prompt: bool = True
+    """End the prompt with the beginning of an answer."""
+    continue_final_message: bool = False
+    """End the prompt inside the last message, for the model to go on with it."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's form."""
+    tool_choice: Literal["auto", "none"] | None = None
+    """With `none` the model is not told of the tools."""
+    chat_template: str | None = None
+    """Another template than the model's."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Further variables of the template, such as `enable_thinking`."""
+
+    def __post_init__(self) -> None:
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, getattr(self, name), "True or False")
+        if self.tools is not None and not (_is_list(self.tools) and all(isinstance(t, Mapping) for t in self.tools)):
+            raise ParameterError("tools", self.tools, "a list of mappings")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ParameterError("tool_choice", self.tool_choice, "'auto' or 'none': forced calls are not supported")
+        if self.chat_template_kwargs is not None and not isinstance(self.chat_template_kwargs, Mapping):
+            raise ParameterError("chat_template_kwargs", self.chat_template_kwargs, "a mapping")
+
+    def tools_json(self) -> str | None:
+        """The tools that the model is told of; None if there are none."""
+        told = self.tools if self.tool_choice != "none" else None
+        return to_json("tools", [dict(tool) for tool in told]) if told else None
+
+    def kwargs_json(self) -> str:
+        """The further variables."""
+        return to_json("chat_template_kwargs", dict(self.chat_template_kwargs or {}))
 
 
-def _json(name: str, value: Any) -> str:
+def to_json(name: str, value: Any) -> str:
+    """JSON text of an argument.
+
+    Raises:
+        ParameterError: it has a value that JSON cannot hold.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

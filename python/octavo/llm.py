@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from octavo.beam_search import beam_search
 from octavo.config import DEFAULT_MODEL, EngineConfig
 from octavo.errors import ParameterError
-from octavo.inputs import Message, Prompt, PromptType, check_messages, parse_prompt, parse_prompts
+from octavo.inputs import ChatOptions, Message, PromptType, check_messages, parse_prompt, parse_prompts
 from octavo.llm_engine import LLMEngine
 from octavo.outputs import BeamSearchOutput, RequestOutput
 from octavo.progress import RequestProgress
@@ -85,28 +85,37 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: Literal["auto", "none"] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or many; without `max_tokens` an answer may use the rest of the context.
+
+        Args:
+            messages: one conversation or many.
+            sampling_params: for all conversations, or one for each; the model's defaults if not given.
+            use_tqdm: show a progress bar on a terminal.
+            add_generation_prompt: end the prompt with the beginning of an answer.
+            continue_final_message: end the prompt inside the last message, for the model to go on with it.
+            tools: functions that the model may call, in OpenAI's form.
+            tool_choice: with `none` the model is not told of the tools.
+            chat_template: another template than the model's.
+            chat_template_kwargs: further variables of the template, such as `enable_thinking`.
+
+        Returns:
+            One output for each conversation, in their order; `outputs[0].message` has `content`, `reasoning_content` and
+            `tool_calls`, and `outputs[0].text` all that the model wrote.
 
         Raises:
             ParameterError: a conversation is malformed or the template refuses it (with the template's own message).
         """
         conversations = _conversations(messages)
         params = self._params_for(len(conversations), sampling_params, chat=True)
-        submissions = []
-        for conversation, sampling in zip(conversations, params, strict=True):
-            prompt = self.engine.render_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                chat_template=chat_template,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            submissions.append(self.engine.submission(prompt, sampling))
-        return self._run(submissions, use_tqdm)
+        options = ChatOptions(
+            add_generation_prompt, continue_final_message, tools, tool_choice, chat_template, chat_template_kwargs
+        )
+        prompts = self.engine.render_chats(conversations, options)
+        return self._run([self.engine.submission(p, s) for p, s in zip(prompts, params, strict=True)], use_tqdm)
 
     def stream(
         self,
@@ -114,14 +123,21 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
+        **options: Any,
     ) -> Iterator[RequestOutput]:
         """Yields the request as it grows, after each step that brought text; closing the iterator aborts it.
 
-        `prompt` is a prompt, or a conversation (a list of messages).
+        Args:
+            prompt: a prompt, or a conversation (a list of messages).
+            sampling_params: the model's defaults if not given.
+            cache_salt: prefixes are shared only among requests with the same salt.
+            **options: of a conversation, as for `chat`: `tools`, `chat_template_kwargs`, …
         """
         chat = _is_conversation(prompt)
+        if options and not chat:
+            raise ParameterError(next(iter(options)), options, "left out: only conversations have such options")
         params = self._params_for(1, sampling_params, chat=chat)[0]
-        parsed: Prompt = self.engine.render_chat(check_messages(prompt)) if chat else parse_prompt(prompt)
+        parsed = self.engine.render_chat(check_messages(prompt), **options) if chat else parse_prompt(prompt)
         submission = self.engine.submission(parsed, params, cache_salt=cache_salt, stream=True)
         with self.engine.submit([submission]) as batch:
             yield from batch.updates()

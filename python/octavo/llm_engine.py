@@ -13,19 +13,21 @@ import threading
 import traceback
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from octavo._core import ChatTemplate, EngineCore, Mailbox, TemplateError, Tokenizer
+from octavo._core import ChatTemplate, EngineCore, Mailbox, Tokenizer
 from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
 from octavo.engine import loop
 from octavo.engine.plan import StepPlan
 from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
-from octavo.inputs import Prompt, template_arguments
+from octavo.inputs import ChatOptions, Prompt
+from octavo.message_format import ChatFormat
 from octavo.requests import Batch, RequestAssembler, Submission
 from octavo.sampling_params import SamplingParams
 from octavo.startup import Started, start
-from octavo.text import compile_chat_template
+from octavo.text import ChatRenderer, compile_chat_template
 
 
 class LLMEngine:
@@ -39,6 +41,8 @@ class LLMEngine:
         self.max_model_len: int = self._started.max_model_len
         self.eos_token_ids: list[int] = self._started.eos_token_ids
         self._template: ChatTemplate | None = self._started.chat_template
+        self.chat_format = None if self._template is None else self._format_of(self._template)
+        """What the chat template says of the messages that the model writes, if there is one."""
         self._seeds = random.Random(config.seed)
         # Not a bound method: a running thread must not keep a forgotten engine alive.
         self._thread = threading.Thread(target=_run, args=(self._started,), name="octavo-engine", daemon=True)
@@ -94,7 +98,7 @@ class LLMEngine:
             keep = self.max_model_len - 1 if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-keep:]
         resolved = self._resolve(params, len(token_ids))
-        return Submission(prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream)
+        return Submission(prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream, prompt.answer)
 
     def submission_of_ids(self, token_ids: list[int], params: SamplingParams, *, stream: bool = False) -> Submission:
         """`submission` for a prompt of token ids."""
@@ -145,50 +149,36 @@ class LLMEngine:
         longest = len(submission.prompt_token_ids) + (submission.params.max_tokens or 0)
         return 0 if above is None or longest <= above else _LONG_ROPE
 
-    def render_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-    ) -> Prompt:
-        """A conversation as a prompt; special tokens of the template are tokens, those written by users are text.
+    def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> Prompt:
+        """`render_chats` for one conversation; `options` are fields of `ChatOptions`."""
+        return self.render_chats([messages], ChatOptions(**options))[0]
+
+    def render_chats(self, conversations: Sequence[list[dict[str, Any]]], options: ChatOptions) -> list[Prompt]:
+        """Conversations as prompts, on all cores; special tokens of the template are tokens, those of users are text.
 
         Raises:
-            ParameterError: the model has no template, or the template refuses the conversation.
+            ParameterError: the model has no template, or the template refuses a conversation or the options.
         """
         tokenizer = self.require_tokenizer()
-        for name, flag in (
-            ("add_generation_prompt", add_generation_prompt),
-            ("continue_final_message", continue_final_message),
-        ):
-            if not isinstance(flag, bool):
-                raise ParameterError(name, flag, "True or False")
-        template = self._template if chat_template is None else compile_chat_template(chat_template, tokenizer)
-        if template is None:
+        template, chat_format = self._template, self.chat_format
+        if options.chat_template is not None:
+            template = compile_chat_template(options.chat_template, tokenizer)
+            chat_format = self._format_of(template)
+        if template is None or chat_format is None:
             raise ParameterError(
                 "chat_template",
                 None,
                 "given: this model has no chat template, so it is probably a base model; use generate(), or pass one",
             )
-        arguments = template_arguments(messages, tools, chat_template_kwargs)
-        try:
-            text, token_ids = template.render(
-                tokenizer,
-                arguments.messages,
-                arguments.tools,
-                add_generation_prompt,
-                continue_final_message,
-                arguments.kwargs,
-            )
-        except TemplateError as error:
-            raise ParameterError("messages", messages, f"accepted by the chat template, which says: {error}") from error
-        except ValueError as error:
-            raise ParameterError("messages", messages, f"JSON values ({error})") from error
-        return Prompt(text, token_ids)
+        renderer = ChatRenderer(tokenizer, template, chat_format, options)
+        workers = min(self.config.threads, len(conversations))
+        if workers < 2:
+            return [renderer.render(conversation) for conversation in conversations]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(renderer.render, conversations))
+
+    def _format_of(self, template: ChatTemplate) -> ChatFormat:
+        return ChatFormat(template.source, self.config.tool_call_parser, self.config.reasoning_parser)
 
     def default_sampling_params(self, chat: bool = False) -> SamplingParams:
         """What a request gets that says nothing; in a chat, `max_tokens` is the rest of the context."""
@@ -245,9 +235,10 @@ class LLMEngine:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
             vocab = self._started.vocab_size
-            for token in prompt.token_ids:
-                if not 0 <= token < vocab:
-                    raise ParameterError("prompt_token_ids", token, f"in the vocabulary, from 0 to {vocab - 1}")
+            least, most = min(prompt.token_ids, default=0), max(prompt.token_ids, default=0)
+            if least < 0 or most >= vocab:
+                wrong = least if least < 0 else most
+                raise ParameterError("prompt_token_ids", wrong, f"in the vocabulary, from 0 to {vocab - 1}")
             if not prompt.token_ids:
                 raise ParameterError("prompts", prompt.text, "non-empty: the chat template wrote nothing")
             return prompt.token_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -26,6 +26,71 @@ PositionLogprobs = dict[int, Logprob]
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call of a function that the model asks for."""
+
+    id: str
+    """Names the call in the message that brings its result."""
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: not valid if the model broke off or was cut inside it."""
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """What is added to one call; `id` and `name` come with its first delta."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class MessageDelta:
+    """What is added to a message: text of one kind, or part of a call."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_call: ToolCallDelta | None = None
+
+
+@dataclass(slots=True)
+class ChatMessage:
+    """An answer, split into the parts that its format tells apart."""
+
+    content: str = ""
+    reasoning_content: str | None = None
+    """What the model wrote before its answer to think; None if nothing."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, delta: MessageDelta) -> None:
+        """Appends what a delta brings; all deltas in their order make the whole message."""
+        if delta.content is not None:
+            self.content += delta.content
+        if delta.reasoning_content is not None:
+            self.reasoning_content = (self.reasoning_content or "") + delta.reasoning_content
+        call = delta.tool_call
+        if call is not None:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(call.id or "", call.name or "", ""))
+            self.tool_calls[call.index].arguments += call.arguments
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message in OpenAI's form, to go on with: `messages.append(message.to_dict())`."""
+        found: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning_content is not None:
+            found["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            found["content"] = self.content or None
+            found["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return found
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One choice of a request."""
 
@@ -39,6 +104,10 @@ class CompletionOutput:
     """The stop string or stop token id that ended the choice; None for the model's own end-of-sequence token."""
     text_offsets: list[int] | None = None
     """Character offset in `text` at which each token begins; given with logprobs."""
+    message: ChatMessage | None = None
+    """In a chat, `text` split into content, reasoning and tool calls; `text` has all of it, with the format's markers."""
+    deltas: list[MessageDelta] = field(default_factory=list)
+    """What `message` has more than in the output that was yielded before."""
 
     @property
     def finished(self) -> bool:

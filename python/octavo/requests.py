@@ -8,7 +8,8 @@ from types import TracebackType
 
 from octavo._core import ChoiceUpdate, EngineCore, Mailbox, Tokenizer, Update
 from octavo.errors import EngineError
-from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.message_format import AnswerFormat
+from octavo.outputs import ChatMessage, CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 # How long a blocked caller may go without noticing Ctrl-C, in seconds.
@@ -27,8 +28,13 @@ class Submission:
     cache_salt: str | None = None
     tenant: str | None = None
     stream: bool = False
-    shown_special_ids: tuple[int, ...] = ()
-    """Special tokens that stay in the text under `skip_special_tokens`: the markers that an output parser reads."""
+    answer: AnswerFormat | None = None
+    """How the text of each choice becomes a message, if this is a chat."""
+
+    @property
+    def shown_special_ids(self) -> tuple[int, ...]:
+        """Special tokens that stay in the text under `skip_special_tokens`: the markers that an output parser reads."""
+        return () if self.answer is None else self.answer.shown_special_ids
 
 
 class RequestAssembler:
@@ -37,6 +43,8 @@ class RequestAssembler:
     def __init__(self, request_id: int, submission: Submission, tokenizer: Tokenizer | None) -> None:
         wants_logprobs = submission.params.logprobs is not None
         self._tokenizer = tokenizer
+        answer = submission.answer if submission.params.detokenize else None
+        self._readers = [] if answer is None else [answer.reader() for _ in range(submission.params.n)]
         self.output = RequestOutput(
             request_id=str(request_id),
             prompt=submission.prompt,
@@ -49,13 +57,21 @@ class RequestAssembler:
                     cumulative_logprob=0.0 if wants_logprobs else None,
                     logprobs=[] if wants_logprobs else None,
                     text_offsets=[] if wants_logprobs else None,
+                    message=None if answer is None else ChatMessage(),
                 )
                 for i in range(submission.params.n)
             ],
         )
 
-    def merge(self, update: Update) -> RequestOutput:
-        """Applies one update and returns the whole request so far."""
+    def merge(self, *updates: Update) -> RequestOutput:
+        """Applies updates and returns the whole request so far; its `deltas` are what these updates brought."""
+        for choice in self.output.outputs:
+            choice.deltas = []
+        for update in updates:
+            self._merge(update)
+        return self.output
+
+    def _merge(self, update: Update) -> None:
         output = self.output
         output.num_cached_tokens = update.num_cached_tokens
         if update.error is not None:
@@ -64,7 +80,6 @@ class RequestAssembler:
             output.prompt_logprobs = [None if p is None else self._position(*p) for p in update.prompt_logprobs]
         for change in update.choices:
             self._merge_choice(output.outputs[change.index], change)
-        return output
 
     def _merge_choice(self, choice: CompletionOutput, change: ChoiceUpdate) -> None:
         choice.text += change.text
@@ -78,6 +93,17 @@ class RequestAssembler:
         if change.finish_reason is not None:
             choice.finish_reason = change.finish_reason
             choice.stop_reason = change.stop_reason
+        if choice.message is not None:
+            self._extend_message(choice, choice.message, change.text)
+
+    def _extend_message(self, choice: CompletionOutput, message: ChatMessage, text: str) -> None:
+        reader = self._readers[choice.index]
+        deltas = reader.push(text)
+        if choice.finished:
+            deltas += reader.finish()
+        for delta in deltas:
+            message.add(delta)
+        choice.deltas += deltas
 
     def _position(self, ids: Sequence[int], logprobs: Sequence[float], rank: int) -> PositionLogprobs:
         """The chosen token first, then the likeliest in order; ranks of the latter are their places."""

@@ -1,13 +1,17 @@
-"""Finds a model's tokenizer and chat template on disk."""
+"""Finds a model's tokenizer and chat template on disk, and makes prompts of conversations."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from octavo._core import ChatTemplate, Gguf, TemplateError, Tokenizer
+from octavo._core import ChatTemplate, Gguf, OutputParser, TemplateError, Tokenizer
 from octavo.errors import ParameterError, check_text
+from octavo.inputs import ChatOptions, Prompt, to_json
+from octavo.message_format import ChatFormat, ends_inside_reasoning
 
 
 def load_tokenizer(where: str | Path) -> Tokenizer:
@@ -57,6 +61,60 @@ def _source(given: str) -> str:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("chat_template", given, f"a template, or the path of a readable file ({error})") from error
+
+
+class ChatRenderer:
+    """Makes prompts of conversations that have the same template and options; may be used by many threads.
+
+    Args:
+        tokenizer: makes token ids.
+        template: writes the text.
+        chat_format: how the answer is read.
+        options: what the template gets besides messages.
+
+    Raises:
+        ParameterError: the options ask for what the template cannot do.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, chat_format: ChatFormat, options: ChatOptions
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._format = chat_format
+        self._options = options
+        self._kwargs = options.kwargs_json()
+        self._tools = options.tools_json()
+        if self._tools is not None and not chat_format.writes_tools:
+            raise ParameterError("tools", options.tools, "left out: the chat template has no place for tools")
+        if self._tools is not None and not chat_format.reads_tools:
+            allowed = "left out, or tool_call_parser given: the chat template does not tell how calls are written"
+            raise ParameterError("tools", options.tools, allowed)
+
+    def render(self, messages: list[dict[str, Any]]) -> Prompt:
+        """The prompt of a conversation.
+
+        Raises:
+            ParameterError: the template refuses it, with the template's own message.
+        """
+        options = self._options
+        try:
+            text, token_ids = self._template.render(
+                self._tokenizer,
+                to_json("messages", messages),
+                self._tools,
+                options.add_generation_prompt,
+                options.continue_final_message,
+                self._kwargs,
+            )
+        except TemplateError as error:
+            raise ParameterError("messages", messages, f"accepted by the chat template, which says: {error}") from error
+        except ValueError as error:
+            raise ParameterError("messages", messages, f"JSON values ({error})") from error
+        last: Mapping[str, Any] = messages[-1]
+        continued = options.continue_final_message
+        is_open = ends_inside_reasoning(last) if continued else OutputParser.prompt_opens_reasoning(text)
+        return Prompt(text, token_ids, self._format.answer(self._tokenizer, self._tools, is_open, continued))
 
 
 @dataclass(frozen=True, slots=True)

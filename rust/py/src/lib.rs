@@ -21,6 +21,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<engine::PyChoiceUpdate>()?;
     m.add_class::<text::PyTokenizer>()?;
     m.add_class::<text::PyChatTemplate>()?;
+    m.add_class::<text::PyToolSchemas>()?;
     m.add_class::<text::PyOutputParser>()?;
     m.add_class::<text::PyGguf>()?;
     Ok(())

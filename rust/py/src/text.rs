@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use octavo_text::gguf::{Array, Gguf, Value};
-use octavo_text::parser::{self, Event, OutputParser};
+use octavo_text::parser::{self, Event, OutputParser, ToolSchemas};
 use octavo_text::template::{ChatTemplate, RenderOptions};
 use octavo_text::tokenizer::Tokenizer;
 use pyo3::IntoPyObjectExt;
@@ -168,23 +168,38 @@ impl PyChatTemplate {
         continue_final_message: bool,
         kwargs: &str,
     ) -> PyResult<(String, Vec<u32>)> {
-        let messages: serde_json::Value = serde_json::from_str(messages).map_err(value_error)?;
-        let tools: Option<serde_json::Value> = tools
-            .map(serde_json::from_str)
-            .transpose()
-            .map_err(value_error)?;
-        let kwargs = serde_json::from_str(kwargs).map_err(value_error)?;
-        let options = RenderOptions {
-            tools: tools.as_ref(),
-            add_generation_prompt,
-            continue_final_message,
-            kwargs: Some(&kwargs),
-        };
         py.detach(|| {
+            let messages: serde_json::Value =
+                serde_json::from_str(messages).map_err(value_error)?;
+            let tools: Option<serde_json::Value> = tools
+                .map(serde_json::from_str)
+                .transpose()
+                .map_err(value_error)?;
+            let kwargs = serde_json::from_str(kwargs).map_err(value_error)?;
+            let options = RenderOptions {
+                tools: tools.as_ref(),
+                add_generation_prompt,
+                continue_final_message,
+                kwargs: Some(&kwargs),
+            };
             let prompt = self.0.render(&messages, &options).map_err(template_error)?;
             let ids = tokenizer.0.encode_prompt(&prompt).map_err(value_error)?;
             Ok((prompt.text, ids))
         })
+    }
+}
+
+/// Types of the parameters of tools, for parsers; immutable and shared.
+#[pyclass(name = "ToolSchemas", module = "octavo._core", frozen)]
+pub(crate) struct PyToolSchemas(Arc<ToolSchemas>);
+
+#[pymethods]
+impl PyToolSchemas {
+    /// `tools` is the JSON of a list of tools.
+    #[new]
+    fn new(tools: &str) -> PyResult<Self> {
+        let tools = serde_json::from_str(tools).map_err(value_error)?;
+        Ok(Self(Arc::new(ToolSchemas::new(&tools))))
     }
 }
 
@@ -195,15 +210,22 @@ pub(crate) struct PyOutputParser(OutputParser);
 #[pymethods]
 impl PyOutputParser {
     #[new]
-    #[pyo3(signature = (tool_parser=None, reasoning_parser=None, reasoning_open=false))]
+    #[pyo3(signature = (tool_parser=None, reasoning_parser=None, reasoning_open=false, schemas=None))]
     fn new(
         tool_parser: Option<&str>,
         reasoning_parser: Option<&str>,
         reasoning_open: bool,
+        schemas: Option<&PyToolSchemas>,
     ) -> PyResult<Self> {
-        OutputParser::new(tool_parser, reasoning_parser, reasoning_open)
-            .map(Self)
-            .map_err(value_error)
+        let schemas = schemas.map(|schemas| Arc::clone(&schemas.0));
+        OutputParser::for_tools(
+            tool_parser,
+            reasoning_parser,
+            reasoning_open,
+            &schemas.unwrap_or_default(),
+        )
+        .map(Self)
+        .map_err(value_error)
     }
 
     #[staticmethod]

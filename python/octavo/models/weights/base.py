@@ -41,7 +41,7 @@ class MappedFile:
         Raises:
             WeightError: the file ends before.
         """
-        done, view = 0, memoryview(out)
+        done, view = 0, out.data
         while done < len(view):
             count = os.preadv(self._file.fileno(), [view[done:]], start + done)
             if count == 0:
