@@ -13,6 +13,7 @@ from octavo.errors import ParameterError
 
 DEFAULTS = SamplingParams(temperature=0.6, top_k=40, max_tokens=77)
 MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 
 
 def chat(**body: Any) -> Any:
@@ -151,8 +152,18 @@ def test_prompts_are_limited_in_number_but_not_in_length() -> None:
         ({"model": 3}, "model"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": {"type": "function"}}, "tools"),
+        ({"tools": [TOOL, {"type": "function"}]}, "tools[1]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get"}}}, "tool_choice"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"functions": [TOOL["function"]]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"temprature": 1}, "temprature"),
         ({"detokenize": False}, "detokenize"),
@@ -171,6 +182,7 @@ def test_what_is_wrong_unknown_or_not_supported_is_refused_by_name(body: dict[st
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"echo": 1}, "echo"),
+        ({"tools": [TOOL]}, "tools"),
         ({"logprobs": True}, "logprobs"),
     ],
 )
@@ -207,6 +219,13 @@ def test_template_arguments_and_the_reasoning_effort_reach_the_template() -> Non
 def test_no_request_brings_its_own_template() -> None:
     with pytest.raises(ParameterError, match=r"chat_template must be left out: .*--chat-template"):
         chat(chat_template="{{ messages[0].content }}")
+
+
+def test_tools_reach_the_template_with_whether_they_may_be_used() -> None:
+    assert chat(tools=[TOOL]).template == {"tools": [TOOL], "tool_choice": "auto"}
+    assert chat(tools=[TOOL], tool_choice="none").template == {"tools": [TOOL], "tool_choice": "none"}
+    assert chat(tools=[TOOL]).parallel_tool_calls
+    assert not chat(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls
 
 
 def test_a_stream_may_ask_for_the_usage() -> None:

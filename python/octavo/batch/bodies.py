@@ -51,7 +51,6 @@ _WITHOUT_MEANING: Final = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "prediction",
         "verbosity",
     }
@@ -63,6 +62,9 @@ _CHAT: Final = frozenset(
         "logprobs",
         "top_logprobs",
         "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
         "chat_template_kwargs",
         "add_generation_prompt",
         "continue_final_message",
@@ -71,13 +73,11 @@ _CHAT: Final = frozenset(
 _COMPLETION: Final = frozenset({"prompt", "logprobs", "echo", "best_of"})
 # Known fields with the one kind of value that asks for nothing we lack, and what is lacking.
 _TEXT_ONLY: Final = "text output is all there is"
-_NO_TOOLS: Final = "tool calls are not supported yet"
+_OLD_TOOLS: Final = "'tools' is the newer form"
 _UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "response_format": (({"type": "text"},), "{'type': 'text'}: structured output is not supported yet"),
-    "tools": (([],), f"left out: {_NO_TOOLS}"),
-    "tool_choice": (("none", "auto"), f"'none' or 'auto': {_NO_TOOLS}"),
-    "functions": (([],), f"left out: {_NO_TOOLS}"),
-    "function_call": (("none", "auto"), f"'none' or 'auto': {_NO_TOOLS}"),
+    "functions": (([],), f"left out: {_OLD_TOOLS}"),
+    "function_call": (("none", "auto"), f"left out: {_OLD_TOOLS}"),
     "modalities": ((["text"],), f"['text']: {_TEXT_ONLY}"),
     "audio": ((), f"left out: {_TEXT_ONLY}"),
     "web_search_options": ((), "left out: there is no web search"),
@@ -105,7 +105,9 @@ class ChatBody(_Body):
 
     messages: list[dict[str, Any]]
     template: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `LLMEngine.render_chat`."""
+    """Fields of `ChatOptions`."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def parse_chat_body(body: Mapping[str, Any], defaults: SamplingParams) -> ChatBo
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         if name in given
     }
+    template |= _tools(given)
     if "reasoning_effort" in given:
         kwargs = template.get("chat_template_kwargs", {})
         if isinstance(kwargs, Mapping):
@@ -153,6 +156,7 @@ def parse_chat_body(body: Mapping[str, Any], defaults: SamplingParams) -> ChatBo
         params=_params(sampling, defaults),
         messages=_messages(given.get("messages")),
         template=template,
+        parallel_tool_calls=_flag(given, "parallel_tool_calls", default=True),
     )
 
 
@@ -231,10 +235,29 @@ def _common(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flag(given: Mapping[str, Any], name: str, shown: str | None = None) -> bool:
+def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tools of a chat that has some, and whether they may be used."""
+    choice = given.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        allowed = "'auto' or 'none': to force a call takes structured output, which is not supported yet"
+        raise ParameterError("tool_choice", choice, allowed)
+    tools = given.get("tools", [])
+    if not isinstance(tools, list):
+        raise ParameterError("tools", tools, "a list of tools")
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise ParameterError(f"tools[{i}]", tool, "an object of type 'function' whose 'function' has a name")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise ParameterError(f"tools[{i}].function.parameters", parameters, "a JSON Schema object")
+    return {"tools": tools, "tool_choice": choice} if tools else {}
+
+
+def _flag(given: Mapping[str, Any], name: str, shown: str | None = None, *, default: bool = False) -> bool:
     value = given.get(name)
     if value is None:
-        return False
+        return default
     if not isinstance(value, bool):
         raise ParameterError(shown or name, value, "true or false")
     return value

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import ContextLengthError, InvalidRequestError, ParameterError
-from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.outputs import ChatMessage, CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,31 @@ class Echo:
         return found
 
 
-def chat_reply(reply_id: str, model: str, output: RequestOutput, top_logprobs: int = 0) -> dict[str, Any]:
-    """The body of an answered `/v1/chat/completions`; `top_logprobs` is how many likeliest tokens were asked for."""
-    choices = [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None if choice.logprobs is None else _chat_logprobs(choice, top_logprobs),
-            "finish_reason": choice.finish_reason,
-        }
-        for choice in output.outputs
-    ]
+def chat_reply(
+    reply_id: str, model: str, output: RequestOutput, top_logprobs: int = 0, *, parallel_tool_calls: bool = True
+) -> dict[str, Any]:
+    """The body of an answered `/v1/chat/completions`.
+
+    Args:
+        reply_id: unique part of the reply's id.
+        model: the model that answered.
+        output: the answer to a chat.
+        top_logprobs: how many likeliest tokens were asked for.
+        parallel_tool_calls: if not, the first call of each message alone is told.
+    """
+    choices = []
+    for choice in output.outputs:
+        message = _message(choice, parallel_tool_calls)
+        # A message that was cut may end inside a call; then the cut is what must be told.
+        called = choice.finish_reason == "stop" and "tool_calls" in message
+        choices.append(
+            {
+                "index": choice.index,
+                "message": message,
+                "logprobs": None if choice.logprobs is None else _chat_logprobs(choice, top_logprobs),
+                "finish_reason": "tool_calls" if called else choice.finish_reason,
+            }
+        )
     return _reply(f"chatcmpl-{reply_id}", "chat.completion", model, choices, [output])
 
 
@@ -113,6 +127,14 @@ def _reply(
         "choices": choices,
         "usage": usage(outputs),
     }
+
+
+def _message(choice: CompletionOutput, parallel_tool_calls: bool) -> dict[str, Any]:
+    message = ChatMessage(choice.text) if choice.message is None else choice.message
+    told = {**message.to_dict(), "refusal": None}
+    if not parallel_tool_calls and "tool_calls" in told:
+        told["tool_calls"] = told["tool_calls"][:1]
+    return told
 
 
 def _chat_logprobs(choice: CompletionOutput, top_logprobs: int) -> dict[str, Any]:

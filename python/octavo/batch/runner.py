@@ -128,7 +128,7 @@ class BatchRunner:
             prompts = (
                 [self._engine.render_chat(body.messages, **body.template)]
                 if isinstance(body, ChatBody)
-                else body.prompts
+                else self._engine.tokenize(body.prompts)
             )
             return [
                 self._engine.submission(prompt, body.params, priority=body.priority, cache_salt=body.cache_salt)
@@ -164,7 +164,13 @@ class BatchRunner:
             return
         body, reply_id = flight.entry.body, secrets.token_hex(12)
         if isinstance(body, ChatBody):
-            reply = chat_reply(reply_id, self._model, flight.outputs[0], body.params.logprobs or 0)
+            reply = chat_reply(
+                reply_id,
+                self._model,
+                flight.outputs[0],
+                body.params.logprobs or 0,
+                parallel_tool_calls=body.parallel_tool_calls,
+            )
         else:
             echoes = [self._echo(output) for output in flight.outputs] if body is not None and body.echo else None
             reply = completion_reply(reply_id, self._model, flight.outputs, echoes)

@@ -105,9 +105,9 @@ def _print_all(llm: Any, prompts: list[str], given: dict[str, Any], conversation
     """Prints the answers in the order of the prompts, each as soon as those before it are there; whether one failed."""
     params = _params(llm, given, conversation)
     submissions = []
-    for number, prompt in enumerate(prompts, start=1):
+    for number, prompt in enumerate(_parsed(llm, prompts, conversation), start=1):
         try:
-            submissions.append(llm.engine.submission(_parsed(llm, prompt, conversation), params))
+            submissions.append(llm.engine.submission(prompt, params))
         except ContextLengthError as error:
             allowed = f"{error.allowed}; prompt {number} of {len(prompts)} is longer"
             raise ParameterError("prompt", error.value, allowed) from error
@@ -124,10 +124,13 @@ def _print_all(llm: Any, prompts: list[str], given: dict[str, Any], conversation
     return failed
 
 
-def _parsed(llm: Any, prompt: str, conversation: _Conversation) -> Any:
-    from octavo.inputs import parse_prompt  # noqa: PLC0415
+def _parsed(llm: Any, prompts: list[str], conversation: _Conversation) -> list[Any]:
+    """The prompts with their token ids, made on all cores."""
+    from octavo.inputs import ChatOptions, parse_prompts  # noqa: PLC0415
 
-    return llm.engine.render_chat(conversation(prompt)) if conversation else parse_prompt(prompt)
+    if conversation is None:
+        return list(llm.engine.tokenize(parse_prompts(prompts)))
+    return list(llm.engine.render_chats([conversation(prompt) for prompt in prompts], ChatOptions()))
 
 
 def _in_order(llm: Any, submissions: list[Any]) -> Iterator[RequestOutput]:
