@@ -43,7 +43,7 @@ def _step(q, k, v, visible, best, total, acc, scale, softcap, SOFTCAP: tl.conste
     return new_best, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _prefill_kernel(
     q, cache, table, starts, lengths, out, scale, softcap, num_rows,
     q_stride, table_stride, block_stride, kv_stride, head_stride,
@@ -115,7 +115,7 @@ def _cut(length, count, splits, BN: tl.constexpr, WINDOW: tl.constexpr):
     return begin, share, tl.cdiv(length - begin, share)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "num_tokens", "splits"])
 def _decode_kernel(
     q, cache, table, starts, lengths, out, partial, lse, scale, softcap,
     q_stride, table_stride, block_stride, kv_stride, head_stride, num_tokens, splits,
@@ -178,7 +178,7 @@ def _decode_kernel(
         tl.store(lse + place, tl.where(total == 0.0, float("-inf"), best + tl.log2(total)), mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "splits"])
 def _merge_kernel(
     partial, lse, out, starts, lengths, num_tokens, q_stride, splits,
     HEADS: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,

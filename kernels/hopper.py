@@ -173,7 +173,7 @@ def _consumer(
         gl.store(out + place, acc.to(dtype), mask=gl.expand_dims(out_row < left, 1))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["num_rows", "table_stride"])
 def _kernel(
     q_desc, kv_desc, out_desc, out, table, starts, lengths, num_rows, table_stride, out_stride, group, kv_rows, scale, softcap,
     STAGES: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,

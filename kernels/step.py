@@ -222,7 +222,7 @@ def _copy_blocks(
             tl.store(target + group * target_stride + first + i, block, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padded_rows", "padded_tokens"])
 def _step_inputs_kernel(
     plan, token_ids, table, computed_of_slot, rope_offset,
     input_ids, positions, slot_mapping, query_start_loc, seq_lens, slots, flags, row_table, logits_indices, next_positions,
@@ -315,7 +315,7 @@ def step_inputs(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _append_kernel(
     token_ids,
     slots,

@@ -163,10 +163,10 @@ class MessageReader:
         if len(event) == 2:
             kind, text = event
             return MessageDelta(content=text) if kind == "content" else MessageDelta(reasoning_content=text)
-        kind, index, value = event
+        part, index, value = event
         if isinstance(value, bool):  # the end of a call, which adds nothing
             return None
-        if kind == "tool_call_start":
+        if part == "tool_call_start":
             return MessageDelta(tool_call=ToolCallDelta(index, id=self._call_id(), name=value))
         return MessageDelta(tool_call=ToolCallDelta(index, arguments=value))
 
