@@ -20,6 +20,7 @@ from octavo.batch.runner import BatchRunner
 from octavo.batch.source import MAX_LINE_BYTES, Defaults, count_lines, read_entries
 from octavo.errors import ParameterError
 from tests.cli.conftest import ENVIRONMENT, EXACT, octavo
+from tests.engine.speaker import make_speaker
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -130,6 +131,56 @@ def test_logprobs_have_the_forms_of_the_protocol(small_llm: LLM, files: tuple[Pa
             assert choice["text"][offset:].startswith(token)
 
 
+def test_a_line_that_offers_tools_gets_the_calls_and_the_reasoning_of_the_answer(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, output = files
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    text = f"<think>\nhm\n</think>\n\n{call}\n{call.replace('Oslo', 'Bergen')}"
+    template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% if false %}<tool_call></think>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    asks: dict[str, Any] = {"temperature": 0, "tools": tools}
+    lines = [
+        line("both", **asks),
+        line("one", parallel_tool_calls=False, **asks),
+        line("none", tool_choice="none", response_format={"type": "text"}, **asks),
+        line("cut", stop='"Bergen', **asks),
+        line("short", max_tokens=1, **asks),
+        line("forced", tool_choice="required", **asks),
+        line("schema", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, **asks),
+    ]
+    source.write_text("\n".join(lines))
+    model = make_speaker(tmp_path / "model", text, template)
+    with LLM(str(model), backend="reference", dtype="float32", disable_log_stats=True) as llm:
+        found = by_id(run(llm, source, output)[1])
+    choices = {}
+    for name in ("both", "one", "none", "cut", "short"):
+        (choices[name],) = found[name]["response"]["body"]["choices"]
+    both = choices["both"]
+    assert both["finish_reason"] == "tool_calls"
+    message = both["message"]
+    assert (message["role"], message["content"], message["reasoning_content"]) == ("assistant", None, "hm\n")
+    assert [(one["type"], one["function"]["name"]) for one in message["tool_calls"]] == [("function", "weather")] * 2
+    cities = [json.loads(one["function"]["arguments"])["city"] for one in message["tool_calls"]]
+    assert cities == ["Oslo", "Bergen"]
+    assert len({one["id"] for one in message["tool_calls"]}) == 2
+    assert [json.loads(one["function"]["arguments"]) for one in choices["one"]["message"]["tool_calls"]] == [
+        {"city": "Oslo"}
+    ]
+    assert choices["none"]["finish_reason"] == "stop"
+    assert choices["none"]["message"]["content"] == text.partition("</think>\n\n")[2]
+    assert "tool_calls" not in choices["none"]["message"]
+    assert choices["cut"]["message"]["tool_calls"][1]["function"]["arguments"] == '{"city": '
+    assert choices["short"]["finish_reason"] == "length"
+    for name, param in (("forced", "tool_choice"), ("schema", "response_format")):
+        error = found[name]["response"]["body"]["error"]
+        assert (found[name]["response"]["status_code"], error["param"]) == (400, param)
+        assert "not supported yet" in error["message"]
+
+
 def test_each_wrong_line_gives_its_error_and_the_others_run(small_llm: LLM, files: tuple[Path, Path]) -> None:
     source, output = files
     wrong = {
@@ -155,6 +206,7 @@ def test_each_wrong_line_gives_its_error_and_the_others_run(small_llm: LLM, file
         line("w11", stop_token_ids=[320]).encode(): "stop_token_ids",
         line("w12", **{"\ud800": 1}).encode(): "\ud800",
         line("w13", priority="high").encode(): "priority",
+        line("w14", tools=[{"type": "function", "function": {"name": "f"}}]).encode(): "tools",
     }
     good = line("good", max_tokens=3).encode()
     source.write_bytes(b"\n".join([*wrong, b"", b"   ", good]) + b"\n")
