@@ -23,13 +23,14 @@ MIXED = [
     SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True),
     SamplingParams(temperature=1.1, seed=4, top_k=20, logprobs=2, max_tokens=7, ignore_eos=True),
 ]
+MIXED_SIZES = [Size(4, 16), Size(4, 64)]
 
 
 def tokens(llm: LLM) -> list[list[int]]:
     return [choice.token_ids for output in llm.generate(PROMPTS, MIXED, use_tqdm=False) for choice in output.outputs]
 
 
-@pytest.fixture(params=[[], [Size(4, 16), Size(4, 64)]], ids=["decode", "mixed"])
+@pytest.fixture
 def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Engines whose steps take their inputs from kernels, in fp32 on the CPU; lists the rows of the replayed steps."""
     replayed: list[int] = []
@@ -63,7 +64,12 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 8}, {"max_in_flight": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("interpreted", "settings"),
+    [([], {}), (MIXED_SIZES, {"max_num_batched_tokens": 8}), (MIXED_SIZES, {"max_in_flight": 2})],
+    ids=["decode", "mixed, chunks", "mixed, in flight"],
+    indirect=["interpreted"],
+)
 def test_padded_decode_steps_give_the_tokens_of_the_plain_path(
     make_llm: Callable[..., LLM],
     tiny_model: Any,
