@@ -3,14 +3,10 @@
 Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16. Decode reads `2 · L · K · d` values for
 each row; of prefill, `prefill.py` says how it is counted. Times are medians.
 
-    python -m benches.gpu.attention             # all
-    python -m benches.gpu.attention --prefill   # prefill only
-    python -m benches.gpu.attention --tune      # cuts of the Hopper prefill kernel
+    python -m benches.gpu.attention
 """
 
 from __future__ import annotations
-
-import argparse
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -66,19 +62,11 @@ def decode_row(rows: int, length: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--prefill", action="store_true")
-    parser.add_argument("--tune", action="store_true")
-    wanted = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__)
-    if wanted.tune:
-        prefill.tune()
-        return
     prefill.points()
     prefill.variants()
-    if not wanted.prefill:
-        for rows, length in DECODE:
-            decode_row(rows, length)
+    for rows, length in DECODE:
+        decode_row(rows, length)
 
 
 if __name__ == "__main__":

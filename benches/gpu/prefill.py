@@ -4,10 +4,14 @@ Llama-3-8B's shape: 32 query heads, 8 key/value heads, bf16, blocks of 16. Work 
 each, of which plain causal attention has `S² / 2` a head. Times are medians of graph replays with a cold L2 cache; the plan of the
 tiles, which all layers of a step share, is made beforehand, and `with plan` includes making it. Results are checked on random
 tokens against fp32.
+
+    python -m benches.gpu.prefill           # the listed points, then other heads and limits
+    python -m benches.gpu.prefill --tune    # cuts of the Hopper kernel
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -172,3 +176,18 @@ def tune() -> None:
                 results = [case.rate(tiles) for case in cases]
                 rates = "  ".join(f"{rate:4.0f}" for rate, _ in results)
                 print(f"dim {dim}  {rates} TFLOP/s  error {max(e for _, e in results):.1e}  {tiles}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tune", action="store_true")
+    print(torch.cuda.get_device_name(), torch.__version__)
+    if parser.parse_args().tune:
+        tune()
+    else:
+        points()
+        variants()
+
+
+if __name__ == "__main__":
+    main()
