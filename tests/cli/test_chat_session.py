@@ -14,6 +14,7 @@ from octavo.cli.chat import commands
 from octavo.cli.chat.reader import LineReader, is_open, unquote
 from octavo.cli.chat.session import AnswerStats, ChatError, ChatSession
 from octavo.errors import OctavoError, ParameterError
+from octavo.outputs import MessageDelta
 
 GIVEN = {"max_tokens": 8, "ignore_eos": True, "seed": 1}
 
@@ -27,9 +28,9 @@ def make(small_llm: LLM) -> Callable[..., ChatSession]:
 
 
 def ask(session: ChatSession, text: str) -> tuple[str, AnswerStats]:
-    shown: list[str] = []
+    shown: list[MessageDelta] = []
     stats = session.ask(text, shown.append)
-    return "".join(shown), stats
+    return "".join(delta.content or "" for delta in shown), stats
 
 
 def test_what_is_shown_is_the_engines_answer_to_the_whole_conversation(
@@ -56,8 +57,8 @@ def test_an_interrupted_answer_keeps_what_was_shown(make: Callable[..., ChatSess
     session = make(max_tokens=150, allowed_token_ids=[80])
     shown: list[str] = []
 
-    def show(text: str) -> None:
-        shown.append(text)
+    def show(delta: MessageDelta) -> None:
+        shown.append(delta.content or "")
         if len("".join(shown)) >= 5:
             session.interrupt()
 
@@ -137,7 +138,7 @@ def run(make: Callable[..., ChatSession], told: list[str]) -> Callable[..., Chat
     ask(session, "hello")
 
     def one(*lines: str) -> ChatSession:
-        context = commands.Context(session, told.append, lambda stream: told.append(str(stream(told.append))))
+        context = commands.Context(session, told.append, lambda stream: told.append(str(stream(lambda _: None))))
         for line in lines:
             commands.run(line, context)
         return session

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from octavo.cli.chat.view import AnswerView
 from octavo.cli.options import engine_options, sampling_options
 from octavo.cli.terminal import columns, dim, fits, is_terminal, wrap_parts, write
 from octavo.config import EngineConfig
 from octavo.errors import EngineError, ModelError, OctavoError, ParameterError
+from octavo.outputs import MessageDelta
 from octavo.sampling_params import SamplingParams
 
 
@@ -28,6 +32,12 @@ def chat(
     context_shift: bool = typer.Option(
         False, "--context-shift", help="When the context is full, forget the oldest messages instead of stopping."
     ),
+    tools: Path | None = typer.Option(
+        None, "--tools", help="JSON file with a list of functions the model may call, in OpenAI's form."
+    ),
+    think: str | None = typer.Option(
+        None, "--think", help="How much the model thinks: on or off, or low, medium or high; as its template has it."
+    ),
 ) -> None:
     """Talk to a model.
 
@@ -39,13 +49,17 @@ def chat(
       octavo chat
       octavo chat org/name --system "Answer in one sentence." --temperature 0.3
       octavo chat path/to/model.gguf --max-model-len 4096
+      octavo chat org/name --think off --tools functions.json
       printf 'What is 2+2?\\nAnd 3+3?\\n' | octavo chat --temperature 0
 
-    Piped input is one message a line; only answers are written to standard output.
+    What a model thinks before its answer is dimmed. A call of a function is shown, not run: /result TEXT gives its result.
+
+    Piped input is one message a line; only answers are written to standard output, without the thinking.
 
     Exit code: 0, or 1 if a piped message had no answer, 2 if an argument is wrong, 130 after Ctrl-C.
     """
     SamplingParams(**sampling)  # wrong values are told before the model is loaded
+    functions = None if tools is None else _read_tools(tools)
     interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     config.disable_log_stats = True
     if interactive:
@@ -55,24 +69,36 @@ def chat(
     from octavo.llm import LLM  # noqa: PLC0415  loads torch
 
     with LLM.from_config(config) as llm:
-        _require_template(llm, config.model)
-        session = ChatSession(llm.engine, config.model, sampling, system, context_shift)
+        _require_template(llm, config.model, functions)
+        session = ChatSession(llm.engine, config.model, sampling, system, context_shift, functions)
+        session.set_thinking(think)
         session.params().validate_for(llm.engine.vocab_size, config.max_logprobs)
         loop = ChatLoop(session, make_reader(interactive), interactive)
         with _terminated_cleanly():
             raise typer.Exit(loop.run())
 
 
-def _require_template(llm: Any, model: str) -> None:
+def _read_tools(path: Path) -> list[dict[str, Any]]:
     try:
-        llm.engine.render_chat([{"role": "user", "content": "Hi"}])
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ParameterError("tools", str(path), f"a readable JSON file ({error})") from error
+    if not isinstance(found, list) or not all(isinstance(tool, dict) and "function" in tool for tool in found):
+        allowed = 'a file with a list of {"type": "function", "function": {"name": …}}'
+        raise ParameterError("tools", str(path), allowed)
+    return found
+
+
+def _require_template(llm: Any, model: str, tools: list[dict[str, Any]] | None) -> None:
+    try:
+        llm.engine.render_chat([{"role": "user", "content": "Hi"}], tools=tools)
     except ParameterError as error:
         if error.param == "chat_template":
             raise ModelError(
                 f"{model} has no chat template, so it is probably a base model: complete texts with "
                 f"`octavo generate {model} -p TEXT`, or pass --chat-template FILE"
             ) from error
-        if error.param == "skip_tokenizer_init":
+        if error.param in ("skip_tokenizer_init", "tools"):
             raise
 
 
@@ -132,23 +158,18 @@ class ChatLoop:
         text = message.removeprefix("/") if message.startswith("//") else message
         self._answer(lambda show: self._session.ask(text, show))
 
-    def _answer(self, stream: Callable[[Callable[[str], None]], Any]) -> None:
+    def _answer(self, stream: Callable[[Callable[[MessageDelta], None]], Any]) -> None:
         """Shows an answer as it is written; Ctrl-C stops it."""
-        wrote = False
-
-        def show(text: str) -> None:
-            nonlocal wrote
-            wrote = wrote or bool(text)
-            write(text)
-
+        view = AnswerView(sys.stdout)
         with _on_interrupt(self._session.interrupt), _no_echo(self._interactive):
             try:
-                stats = stream(show)
+                stats = stream(view.show)
             finally:
-                if wrote or not self._interactive:
-                    write("\n")
+                view.finish()
         if self._interactive:
             self._note(self._summary(stats))
+            for call in self._session.pending_calls()[:1]:
+                self._tell(f"/result TEXT gives the result of {call['function']['name']}")
 
     def _summary(self, stats: Any) -> list[str]:
         """What an answer took, the most important first."""

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.cli.chat.session import SETTABLE, AnswerStats, ChatError, ChatSession
+from octavo.cli.chat.session import SETTABLE, AnswerStats, ChatError, ChatSession, Show
 
 HELP: Final = """\
 /help                     this list
@@ -17,6 +17,8 @@ HELP: Final = """\
 /system TEXT              set the system message; without TEXT show it, "" removes it
 /set NAME VALUE           a sampling parameter, as in: /set temperature 0.3 (VALUE default: as before)
 /show                     model, settings and messages
+/think VALUE              how much the model thinks, as in: /think off (VALUE default: as before)
+/result TEXT              the result of a call that the model asked for
 /tokens                   how much of the context is used
 /regen                    write the last answer anew
 /undo                     take back your last message and its answer
@@ -38,7 +40,7 @@ class Context:
     session: ChatSession
     tell: Callable[[str], None]
     """Prints a note."""
-    answer: Callable[[Callable[[Callable[[str], None]], AnswerStats]], None]
+    answer: Callable[[Callable[[Show], AnswerStats]], None]
     """Streams what the function given to it writes."""
 
 
@@ -116,14 +118,31 @@ def _show(context: Context, _: str) -> None:
         if mark or value not in (None, [], False):
             lines.append(f"{name} = {_shown(value)}{mark}")
     for message in session.messages:
-        lines.append(f"[{message['role']}] {message['content']}")
+        lines.append(f"[{message['role']}] {message['content'] or ''}".rstrip(" "))
+        for call in message.get("tool_calls") or []:
+            lines.append(f"call: {call['function']['name']}({call['function'].get('arguments', '')})")
     context.tell("\n".join(lines))
 
 
 def _tokens(context: Context, _: str) -> None:
-    used, size = context.session.num_tokens(), context.session.engine.max_model_len
-    exchanges = len(context.session.messages) // 2
-    context.tell(f"{used:,} of {size:,} tokens used, {max(size - used, 0):,} left; exchanges: {exchanges}")
+    session = context.session
+    used, size = session.num_tokens(), session.engine.max_model_len
+    context.tell(f"{used:,} of {size:,} tokens used, {max(size - used, 0):,} left; exchanges: {session.num_exchanges}")
+
+
+def _think(context: Context, value: str) -> None:
+    session = context.session
+    if value:
+        session.set_thinking(None if value == "default" else value)
+    context.tell(f"think = {session.thinking or 'default'}")
+
+
+def _result(context: Context, text: str) -> None:
+    left = context.session.add_result(text)
+    if left:
+        context.tell(f"{left} more to answer: {context.session.pending_calls()[0]['function']['name']}")
+    else:
+        context.answer(context.session.go_on)
 
 
 def _regen(context: Context, _: str) -> None:
@@ -165,6 +184,8 @@ _COMMANDS: Final = {
     "system": _system,
     "set": _set,
     "show": _show,
+    "think": _think,
+    "result": _result,
     "tokens": _tokens,
     "regen": _regen,
     "undo": _undo,

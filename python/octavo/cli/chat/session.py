@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Final
 from octavo.errors import ContextLengthError, OctavoError, ParameterError, RequestError, check_text
 from octavo.inputs import check_messages
 from octavo.llm_engine import LLMEngine
+from octavo.outputs import ChatMessage, MessageDelta
 from octavo.requests import Batch, Submission
 from octavo.sampling_params import SamplingParams
 
@@ -24,6 +25,18 @@ SETTABLE: Final = tuple(f.name for f in fields(SamplingParams) if f.name not in 
 
 _ROOM_SHARE: Final = 4
 """With `context_shift`, an answer without `max_tokens` gets at least the context over this."""
+
+
+# What a message of a role may follow.
+_BEFORE: Final = {
+    "user": ("start", "assistant", "tool"),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+    "end": ("start", "assistant", "tool"),
+}
+
+Show = Callable[[MessageDelta], None]
+"""Gets what is added to an answer, in order."""
 
 
 class ChatError(OctavoError):
@@ -63,25 +76,35 @@ class ChatSession:
         given: sampling parameters that win over the model's defaults.
         system: the system message, if any.
         context_shift: whether the oldest messages make room when the context is full.
+        tools: functions that the model may call, in OpenAI's form.
     """
 
     def __init__(
-        self, engine: LLMEngine, model: str, given: dict[str, Any], system: str | None, context_shift: bool
+        self,
+        engine: LLMEngine,
+        model: str,
+        given: dict[str, Any],
+        system: str | None,
+        context_shift: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
         self.given = dict(given)
         self.system = system
         self.context_shift = context_shift
+        self.tools = tools
+        self.thinking: str | None = None
+        """How much the model is to think, in the words of `set_thinking`; None for the template's default."""
         self.messages: list[dict[str, Any]] = []
-        """Without the system message; users' and assistant's turns alternate."""
+        """Without the system message: exchanges of a user's message, an answer, and results of calls with further answers."""
         self._running: Batch | None = None
         self._interrupted = False
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def ask(self, text: str, show: Callable[[str], None]) -> AnswerStats:
-        """Adds a message of the user and its answer; `show` gets the text as it grows.
+    def ask(self, text: str, show: Show) -> AnswerStats:
+        """Adds a message of the user and its answer; `show` gets the answer as it grows.
 
         Raises:
             OctavoError: there is no answer; the conversation is as before.
@@ -89,8 +112,37 @@ class ChatSession:
         self.messages.append({"role": "user", "content": check_text("message", text)})
         return self._answer(show)
 
-    def regenerate(self, show: Callable[[str], None]) -> AnswerStats:
-        """Answers the last message of the user anew.
+    def pending_calls(self) -> list[dict[str, Any]]:
+        """Calls of the last answer that have no result yet."""
+        for results, message in enumerate(reversed(self.messages)):
+            if message["role"] != "tool":
+                return list(message.get("tool_calls") or [])[results:]
+        return []
+
+    def add_result(self, text: str) -> int:
+        """Adds the result of the first pending call; returns how many calls still wait.
+
+        Raises:
+            OctavoError: no call waits, or the result is no text.
+        """
+        pending = self.pending_calls()
+        if not pending:
+            raise ChatError("no call waits for a result")
+        call, content = pending[0], check_text("result", text)
+        name = call["function"]["name"]
+        self.messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
+        return len(pending) - 1
+
+    def go_on(self, show: Show) -> AnswerStats:
+        """Adds the answer to the results of calls.
+
+        Raises:
+            OctavoError: there is no answer; the last result is taken back.
+        """
+        return self._answer(show)
+
+    def regenerate(self, show: Show) -> AnswerStats:
+        """Writes the last answer anew.
 
         Raises:
             OctavoError: there is none, or no answer; the conversation is as before.
@@ -98,10 +150,11 @@ class ChatSession:
         if not self.messages:
             raise ChatError("there is no answer yet to write anew")
         before = list(self.messages)
-        self.messages.pop()
+        while self.messages.pop()["role"] != "assistant":
+            pass
         try:
             return self._answer(show)
-        except OctavoError:
+        except BaseException:
             self.messages = before
             raise
 
@@ -112,24 +165,26 @@ class ChatSession:
             for request_id in list(self._running.unfinished):
                 self.engine.core.abort(request_id)
 
-    def _answer(self, show: Callable[[str], None]) -> AnswerStats:
+    def _answer(self, show: Show) -> AnswerStats:
         before = self.messages[:-1]
         self._interrupted = False
         try:
             submission, dropped = self._submission()
-            stats, text = self._run(submission, dropped, show)
-            if not text and self._interrupted:
+            stats, message = self._run(submission, dropped, show)
+            if message == ChatMessage() and self._interrupted:
                 raise ChatError("stopped before the first word; the conversation is as before")
         except BaseException:
             self.messages = before
             raise
-        self.messages.append({"role": "assistant", "content": text})
+        # A call that was cut is none, and templates refuse it.
+        message.tool_calls = [call for call in message.tool_calls if _is_object(call.arguments)]
+        self.messages.append(message.to_dict())
         return stats
 
-    def _run(self, submission: Submission, dropped: int, show: Callable[[str], None]) -> tuple[AnswerStats, str]:
+    def _run(self, submission: Submission, dropped: int, show: Show) -> tuple[AnswerStats, ChatMessage]:
         start = time.perf_counter()
         first: float | None = None
-        last, shown, output = start, "", None
+        last, output = start, None
         with self.engine.submit([submission]) as batch:
             self._running = batch
             if self._interrupted:
@@ -141,13 +196,13 @@ class ChatSession:
                     if output.outputs[0].token_ids:
                         last = time.perf_counter()
                         first = first or last
-                    text = output.outputs[0].text
-                    show(text[len(shown) :])
-                    shown = text
+                    for delta in output.outputs[0].deltas:
+                        show(delta)
             finally:
                 self._running = None
         assert output is not None
         choice, prompt = output.outputs[0], len(submission.prompt_token_ids)
+        assert choice.message is not None
         stats = AnswerStats(
             prompt_tokens=prompt,
             cached_tokens=output.num_cached_tokens,
@@ -159,27 +214,28 @@ class ChatSession:
             context_size=self.engine.max_model_len,
             dropped_messages=dropped,
         )
-        return stats, shown
+        return stats, choice.message
 
     def _submission(self) -> tuple[Submission, int]:
         """The request for the next answer, and how many of the oldest messages had to go for it."""
         params, dropped = self.params(), 0
         while True:
             try:
-                prompt = self.engine.render_chat(self.conversation())
+                prompt = self.engine.render_chat(self.conversation(), **self._options())
                 submission = self.engine.submission(prompt, params, stream=True)
                 if not self._is_cramped(submission, params):
                     return submission, dropped
             except ContextLengthError as error:
-                if not self.context_shift or len(self.messages) < 3:
+                if not self.context_shift or len(self._exchanges()) < 2:
                     raise self._too_long(error) from error
             # A whole exchange, so that turns go on alternating.
-            del self.messages[:2]
-            dropped += 2
+            end = self._exchanges()[1]
+            del self.messages[:end]
+            dropped += end
 
     def _is_cramped(self, submission: Submission, params: SamplingParams) -> bool:
         """Whether the oldest messages should make more room for this answer."""
-        if not self.context_shift or len(self.messages) < 3:
+        if not self.context_shift or len(self._exchanges()) < 2:
             return False
         size = self.engine.max_model_len
         wanted = size // _ROOM_SHARE if params.max_tokens is None else min(params.max_tokens, size // 2)
@@ -187,7 +243,7 @@ class ChatSession:
 
     def _too_long(self, error: ContextLengthError) -> ChatError:
         sizes = f"the context is full: {error.num_tokens:,} of {error.max_model_len:,} tokens with your message"
-        if len(self.messages) < 3:
+        if len(self._exchanges()) < 2:
             return ChatError(f"{sizes}; shorten it, or start with a larger --max-model-len if the model allows it")
         return ChatError(
             f"{sizes}, which is taken back; /undo takes back an exchange, /clear starts anew, and a chat started with "
@@ -216,6 +272,28 @@ class ChatSession:
             raise ParameterError("/set", name, f"one of {', '.join(SETTABLE)}")
         self._try({key: value for key, value in self.given.items() if key != name})
 
+    def set_thinking(self, value: str | None) -> None:
+        """How much the model is to think before it answers; None leaves it to the template.
+
+        Raises:
+            ParameterError: the template has no such switch, or not this value; nothing has changed.
+        """
+        chat_format = self.engine.chat_format
+        switch = None if chat_format is None else chat_format.thinking
+        if value is not None and switch is None:
+            raise ParameterError("think", value, "left out: the chat template of this model cannot switch its thinking")
+        if value is not None and switch is not None and value not in switch.values:
+            raise ParameterError("think", value, f"one of {', '.join(switch.values)}")
+        self.thinking = value
+
+    def _options(self) -> dict[str, Any]:
+        """What the template gets besides the messages."""
+        options: dict[str, Any] = {} if self.tools is None else {"tools": self.tools}
+        switch = None if self.engine.chat_format is None else self.engine.chat_format.thinking
+        if self.thinking is not None and switch is not None:
+            options["chat_template_kwargs"] = {switch.name: switch.values[self.thinking]}
+        return options
+
     def _try(self, given: dict[str, Any]) -> None:
         params = replace(self.engine.default_sampling_params(chat=True), **given)
         params.validate_for(self.engine.vocab_size, self.engine.config.max_logprobs)
@@ -232,18 +310,29 @@ class ChatSession:
         """Tokens of the conversation so far, as the template writes it."""
         if not self.conversation():
             return 0
-        return len(self.engine.render_chat(self.conversation(), add_generation_prompt=False).token_ids or [])
+        prompt = self.engine.render_chat(self.conversation(), add_generation_prompt=False, **self._options())
+        return len(prompt.token_ids or [])
+
+    @property
+    def num_exchanges(self) -> int:
+        """Messages of the user."""
+        return len(self._exchanges())
+
+    def _exchanges(self) -> list[int]:
+        """Where exchanges begin in `messages`."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
     def clear(self) -> None:
         """Forgets all messages but the system's."""
         self.messages = []
 
     def undo(self) -> str:
-        """Takes back the last message of the user, with its answer, and returns it."""
-        if not self.messages:
+        """Takes back the last message of the user, with all that followed it, and returns it."""
+        exchanges = self._exchanges()
+        if not exchanges:
             raise ChatError("there is nothing to take back")
-        user = self.messages[-2]
-        del self.messages[-2:]
+        user = self.messages[exchanges[-1]]
+        del self.messages[exchanges[-1] :]
         return str(user["content"])
 
     def save(self, path: Path) -> None:
@@ -301,10 +390,32 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     messages = check_messages(given) if given != [] else []
     turns = messages[1:] if messages[:1] and messages[0]["role"] == "system" else messages
     for i, message in enumerate(messages):
-        check_text(f"messages[{i}].content", message.get("content"))
-    roles = [message["role"] for message in turns]
-    if roles != ["user", "assistant"] * (len(roles) // 2):
-        raise ParameterError(
-            "messages", roles, "turns of user and assistant, in pairs, after at most one of the system"
-        )
+        calls = message.get("tool_calls")
+        if calls is not None:
+            _check_calls(f"messages[{i}].tool_calls", calls)
+        if not calls or message.get("content") is not None:
+            check_text(f"messages[{i}].content", message.get("content"))
+    _check_roles([message["role"] for message in turns])
     return messages, sampling
+
+
+def _check_roles(roles: list[str]) -> None:
+    """Each message of the user has an answer; results of calls stand behind the answer that has the calls."""
+    for before, role in zip(["start", *roles], [*roles, "end"], strict=True):
+        if before not in _BEFORE.get(role, ()):
+            wanted = "turns of user and assistant, in pairs, after at most one of the system"
+            raise ParameterError("messages", roles, wanted)
+
+
+def _check_calls(name: str, calls: Any) -> None:
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, Mapping) and isinstance(call.get("id"), str) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ParameterError(name, calls, "a list of calls, each with 'id' and 'function'")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
