@@ -44,6 +44,11 @@ def test_an_object_of_json_has_its_fields_and_choices(base_model: Path) -> None:
     assert len(found["logprobs"]) == 4
 
 
+def test_an_object_of_a_chat_has_the_message_too(chat_model: Path) -> None:
+    found = json.loads(octavo("generate", str(chat_model), "-p", "hi", "--chat", "--json", *SHORT).stdout)
+    assert found["message"] == {"role": "assistant", "content": found["text"]}
+
+
 def test_one_prompt_gives_its_completion_and_many_give_prompts_and_completions(chat_model: Path) -> None:
     one = octavo("generate", str(chat_model), *SHORT, stdin=b"hello\n").stdout.decode()
     two = octavo("generate", str(chat_model), "-p", "hello", "-p", "bye", *SHORT).stdout.decode()

@@ -39,7 +39,8 @@ def batch(
       {"custom_id": "a1", "method": "POST", "url": "/v1/chat/completions",
        "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}}
 
-    The url may also be /v1/completions. Each result is a line
+    The url may also be /v1/completions. A chat may offer tools; calls and reasoning come apart from the content. Each result
+    is a line
 
     \b
       {"id": ..., "custom_id": "a1", "response": {"status_code": 200, "request_id": ..., "body": {...}}, "error": null}

@@ -179,6 +179,8 @@ def _choice(choice: CompletionOutput) -> dict[str, Any]:
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
     }
+    if choice.message is not None:
+        found["message"] = choice.message.to_dict()
     if choice.logprobs is not None:
         found["logprobs"] = [
             [{"id": token, "token": entry.decoded_token, "logprob": entry.logprob} for token, entry in position.items()]
