@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use octavo_text::gguf::Gguf;
-use octavo_text::parser::{OutputParser, REASONING_PARSERS, TOOL_PARSERS};
+use octavo_text::parser::{OutputParser, REASONING_PARSERS, TOOL_PARSERS, ToolSchemas};
 use octavo_text::{ChatTemplate, Detokenizer, Event, RenderOptions, TextStart, Tokenizer};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -195,6 +195,11 @@ const OUTPUT_PARTS: &[&str] = &[
     "<parameter=k>",
     "</parameter>",
     "</function>",
+    "f.call(",
+    "k=",
+    "None",
+    "'",
+    ")",
     "{\"name\": \"f\", \"arguments\": {",
     "{\"name\":\"g\",\"parameters\":{}}",
     "\"k\": ",
@@ -246,8 +251,16 @@ fn parsers_see_the_same_events_however_a_text_is_cut() {
         texts(OUTPUT_PARTS, 40),
         prop::collection::vec(any::<Index>(), 0..12),
         any::<bool>(),
+        prop::collection::vec(
+            select(vec![
+                "string", "integer", "boolean", "null", "object", "array",
+            ]),
+            0..3,
+        ),
     );
-    fuzz(&strategy, |(text, cuts, open)| {
+    fuzz(&strategy, |(text, cuts, open, types)| {
+        let function = json!({"name": "f", "parameters": {"properties": {"k": {"type": types}}}});
+        let schemas = Arc::new(ToolSchemas::new(&json!([{"function": function}])));
         let mut borders: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
         borders.push(text.len());
         let mut places: Vec<usize> = cuts.iter().map(|cut| *cut.get(&borders)).collect();
@@ -260,7 +273,10 @@ fn parsers_see_the_same_events_however_a_text_is_cut() {
         let tools = TOOL_PARSERS.iter().map(Some).chain([None]);
         for tools in tools {
             for reasoning in REASONING_PARSERS.iter().map(Some).chain([None]) {
-                let make = || OutputParser::new(tools.copied(), reasoning.copied(), *open).ok();
+                let make = || {
+                    OutputParser::for_tools(tools.copied(), reasoning.copied(), *open, &schemas)
+                        .ok()
+                };
                 if let (Some(whole), Some(cut)) = (make(), make()) {
                     assert_eq!(
                         events(whole, &[text]),
