@@ -65,6 +65,14 @@ def _warps(size: int) -> int:
 
 
 @triton.jit
+def activate(gate, up, SILU: tl.constexpr):
+    """`act(gate) * up` in fp32: SiLU, or GELU with `tanh(u) = 2 sigmoid(2u) - 1`."""
+    if SILU:
+        return gate * tl.sigmoid(gate) * up
+    return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+
+
+@triton.jit
 def _gated_kernel(x, out, width, SIZE: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr):
     """`SIZE` columns of one row a program."""
     begin_dependent(PDL)
@@ -73,12 +81,7 @@ def _gated_kernel(x, out, width, SIZE: tl.constexpr, SILU: tl.constexpr, PDL: tl
     inside = column < width
     gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    if SILU:
-        act = gate * tl.sigmoid(gate)
-    else:
-        # gelu with tanh, and tanh(u) = 2 sigmoid(2u) - 1.
-        act = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * width + column, (act * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + column, activate(gate, up, SILU).to(out.dtype.element_ty), mask=inside)
 
 
 def gated(x: Tensor, silu: bool) -> Tensor:

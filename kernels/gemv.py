@@ -12,17 +12,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
+from octavo.kernels.fused import activate
 from octavo.kernels.tiles import GemvTiles
-
-MAX_ROWS = 4
-
-
-@triton.jit
-def activate(gate, up, SILU: tl.constexpr):
-    """`act(gate) * up` in fp32: SiLU, or GELU with `tanh(u) = 2 sigmoid(2u) - 1`."""
-    if SILU:
-        return gate * tl.sigmoid(gate) * up
-    return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
 
 
 @triton.jit
@@ -76,7 +67,7 @@ def _gemv_kernel(
 def gemv(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, gated: bool, silu: bool, tiles: GemvTiles
 ) -> None:
-    """`linear.linear` or, where `gated`, `linear.gated_linear` for at most `MAX_ROWS` rows, into contiguous `out`."""
+    """`linear.linear` or, where `gated`, `linear.gated_linear` for one to four rows, into contiguous `out`."""
     width, depth = out.shape[1], x.shape[1]
     dependent = launch.dependent_launch(x.device)
     _gemv_kernel[(triton.cdiv(width, tiles.outputs),)](

@@ -9,8 +9,6 @@ Gluon is bound to one release of Triton and has no interpreter: `supports` says 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 from torch import Tensor
@@ -24,6 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from octavo.kernels import launch
 
 _TILE_M = 64
 _CONSUMER_REGISTERS = 240
@@ -247,17 +247,10 @@ def _kernel(
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    """A GPU of compute capability 9 under the one Triton release whose Gluon this is; asked once, not in every layer."""
-    return torch.cuda.get_device_capability(device)[0] == 9 and triton.__version__.startswith("3.6.")
-
-
 def supports(q: Tensor, block_size: int) -> bool:
     """Whether `prefill_attention` runs for such queries here."""
     return (
-        q.is_cuda
-        and _is_hopper(q.device)
+        launch.is_hopper(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.shape[2] in (64, 128, 256)
         and block_size in (16, 32, 64)

@@ -29,8 +29,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.kernels import launch
 from octavo.kernels.tiles import RingTiles
 
-MAX_ROWS = 256
-
 
 @gluon.jit
 def _load_weights(w_desc, w_s, full, unit, stage, wanted, blocks, tiles_m, up_row, PARTS: gl.constexpr):

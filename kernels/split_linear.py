@@ -12,10 +12,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
-from octavo.kernels.gemv import activate
+from octavo.kernels.fused import activate
 from octavo.kernels.tiles import SplitTiles, power_of_two
-
-MAX_ROWS = 64
 
 
 @triton.jit

@@ -13,9 +13,9 @@ import argparse
 import random
 import statistics
 import time
-from typing import Any, Final
+from typing import Final
 
-from benches.gpu.models import shape_folder
+from benches.gpu.models import random_llm
 from octavo import LLM, SamplingParams
 
 # rows, context: best peer's ms and the limit's.
@@ -97,16 +97,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--offline", default="", help="only these sizes, e.g. 256")
     args = parser.parse_args()
-    settings: dict[str, Any] = {"enforce_eager": args.eager, "max_num_seqs": 256}
     began = time.perf_counter()
-    with LLM(
-        shape_folder(args.model),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=16384,
-        enable_prefix_caching=False,
-        **settings,
-    ) as llm:
+    with random_llm(args.model, enforce_eager=args.eager, max_num_seqs=256) as llm:
         timed(llm, prompts(1, 16, 0), 1)
         row(f"{args.model} first token", time.perf_counter() - began, "s", 60.0, 0.0)
         timed(llm, prompts(8, 300, 7), 20)

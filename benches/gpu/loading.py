@@ -14,6 +14,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,19 +72,20 @@ def write(folder: Path, layers: int) -> int:
 
 def read_seconds(folder: Path) -> float:
     """All files through pread into warm memory, by as many threads as load."""
+    lane = threading.local()
 
-    def read(path: Path, start: int, buffers: dict[int, bytearray] = {}) -> int:  # noqa: B006 - kept between calls
-        import threading  # noqa: PLC0415
-
-        buffer = buffers.setdefault(threading.get_ident(), bytearray(PIECE))
+    def read(piece: tuple[Path, int]) -> None:
+        if not hasattr(lane, "buffer"):
+            lane.buffer = bytearray(PIECE)
+        path, start = piece
         with path.open("rb", buffering=0) as file:
-            return os.preadv(file.fileno(), [buffer], start)
+            os.preadv(file.fileno(), [lane.buffer], start)
 
     pieces = [(path, start) for path in folder.glob("*.safetensors") for start in range(0, path.stat().st_size, PIECE)]
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda piece: read(*piece), pieces[:THREADS]))
+        list(pool.map(read, pieces[:THREADS]))
         began = time.perf_counter()
-        list(pool.map(lambda piece: read(*piece), pieces))
+        list(pool.map(read, pieces))
         return time.perf_counter() - began
 
 

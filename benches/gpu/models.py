@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from octavo import LLM
+
 LLAMA_3_8B: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -24,7 +26,17 @@ LLAMA_3_8B: Final[dict[str, Any]] = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
-QWEN3_0_6B: Final[dict[str, Any]] = {
+_QWEN3: Final[dict[str, Any]] = {
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+QWEN3_0_6B: Final[dict[str, Any]] = _QWEN3 | {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 1024,
@@ -32,17 +44,9 @@ QWEN3_0_6B: Final[dict[str, Any]] = {
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "hidden_act": "silu",
     "tie_word_embeddings": True,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
 }
-QWEN3_30B_A3B: Final[dict[str, Any]] = {
+QWEN3_30B_A3B: Final[dict[str, Any]] = _QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -56,21 +60,20 @@ QWEN3_30B_A3B: Final[dict[str, Any]] = {
     "num_hidden_layers": 48,
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "hidden_act": "silu",
     "tie_word_embeddings": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
 }
 SHAPES: Final = {"llama-3-8b": LLAMA_3_8B, "qwen3-0.6b": QWEN3_0_6B, "qwen3-30b-a3b": QWEN3_30B_A3B}
 
 
-def shape_folder(name: str) -> str:
-    """A folder with the configuration of the shape, for `load_format="dummy"`."""
-    folder = Path(tempfile.mkdtemp(prefix=f"octavo-{name}-"))
-    (folder / "config.json").write_text(json.dumps(SHAPES[name]))
-    return str(folder)
+def random_llm(name: str, **settings: Any) -> LLM:
+    """An engine of the shape with random weights, contexts of 16k and no prefix cache."""
+    with tempfile.TemporaryDirectory(prefix=f"octavo-{name}-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[name]))
+        return LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=16384,
+            enable_prefix_caching=False,
+            **settings,
+        )

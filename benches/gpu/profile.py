@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benches.gpu.engine import prompts, timed
-from benches.gpu.models import SHAPES, shape_folder
+from benches.gpu.models import SHAPES, random_llm
 from octavo import LLM, SamplingParams
 
 
@@ -31,16 +31,16 @@ def offline(llm: LLM, count: int) -> None:
     llm.generate(ids, params, use_tqdm=False)
 
 
-def work(text: str) -> Callable[[LLM, int], None]:
+def work(text: str) -> Callable[[LLM, int], object]:
     """What a `--work` argument asks for."""
     if text.startswith("offline"):
         return lambda llm, seed: offline(llm, int(text.removeprefix("offline")))
     shape, new = text.split("+")
     rows, context = shape.split("x")
-    return lambda llm, seed: timed(llm, prompts(int(rows), int(context), seed), int(new)) and None
+    return lambda llm, seed: timed(llm, prompts(int(rows), int(context), seed), int(new))
 
 
-def report(name: str, run: Callable[[LLM, int], None], llm: LLM, lines: int) -> None:
+def report(name: str, run: Callable[[LLM, int], object], llm: LLM, lines: int) -> None:
     """One table."""
     run(llm, 1)
     began = time.perf_counter()
@@ -75,14 +75,7 @@ def main() -> None:
     parser.add_argument("--work", action="append", default=[])
     parser.add_argument("--lines", type=int, default=14)
     args = parser.parse_args()
-    with LLM(
-        shape_folder(args.model),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=16384,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-    ) as llm:
+    with random_llm(args.model, disable_log_stats=True) as llm:
         for text in args.work or ["1x128+64", "64x128+64", "1x8192+1"]:
             report(f"{args.model} {text}", work(text), llm, args.lines)
 

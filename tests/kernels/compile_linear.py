@@ -88,10 +88,10 @@ def main() -> None:
         binary = Path(sys.argv[1]) / "kernel.cubin"
         binary.write_bytes(kernel.asm["cubin"])
         usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-        fields = {name: re.search(rf"{name}:(\d+)", usage) for name in ("REG", "LOCAL", "STACK")}
-        registers, local, stack = (int(found[1]) if found else -1 for found in fields.values())
+        fields = {name: re.search(rf"{name}:(\d+)", usage) for name in ("REG", "STACK")}
+        registers, stack = (int(found[1]) if found else -1 for found in fields.values())
         print(
-            f"case={argument} registers={registers} local={local} stack={stack} shared={kernel.metadata.shared} "
+            f"case={argument} registers={registers} stack={stack} shared={kernel.metadata.shared} "
             f"programs={programs} tiles={str(tiles).replace(' ', '').replace('=', ':')}",
             flush=True,
         )

@@ -14,6 +14,7 @@ from octavo.kernels import fused, launch, linear
 from octavo.kernels.tiles import GemvTiles, SplitTiles, ring_tiles, split_tiles
 
 # Without a GPU, Triton's interpreter runs the kernels (conftest.py).
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 # The interpreter multiplies matrices of fp16 only.
@@ -209,5 +210,6 @@ def test_the_default_cuts_compile_for_sm_90_without_spills(tmp_path: Path, kerne
     assert len(lines) == len(cases)
     for line in lines:
         fields = dict(field.split("=") for field in line.split())
-        assert fields["local"] == "0", line
+        # What does not fit into registers goes to the stack; LOCAL is 0 whatever happens.
+        assert fields["stack"] == "0", line
         assert int(fields["shared"]) <= (227 << 10) // int(fields["programs"]), line

@@ -14,6 +14,7 @@ from octavo.sampling.device import DeviceSampler
 from octavo.sampling.sampler import RowFlag, Sampler, SampleRows
 from octavo.sampling.state import SlotParams
 
+pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

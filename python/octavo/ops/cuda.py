@@ -59,7 +59,7 @@ class CudaOps(DenseOps):
         # Without prefill rows all queries are short; beside them a decode row has one token and its drafts.
         longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
         if longest > _MAX_DECODE_QUERIES:
-            decode_rows, longest = 0, 0
+            decode_rows = 0
         query_start_loc, seq_lens = metadata.query_start_loc.int(), metadata.seq_lens.int()
         return [
             AttentionStep(
@@ -144,9 +144,8 @@ class CudaOps(DenseOps):
         rows, tokens = plan.block_table.shape[0], q.shape[0]
         limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
         # Each kernel leaves out what is the other's where the host does not know.
-        decodes, others, least = plan.num_decode_rows, plan.num_decode_rows, 1
-        if decodes is None or others is None:
-            decodes, others, least = rows, 0, plan.max_decode_query_len + 1
+        known = plan.num_decode_rows
+        decodes, others, least = (rows, 0, plan.max_decode_query_len + 1) if known is None else (known, known, 1)
         if decodes:
             attention_kernels.decode_attention(
                 q,

@@ -35,13 +35,13 @@ class SampleRows:
     """What the runner knows of the `n` rows of a step that are sampled."""
 
     slots: Tensor
-    """int64 `[n]` on the device, all different."""
+    """int `[n]` on the device, all different."""
     host_slots: npt.NDArray[np.int32]
     """The same on the host, from the plan."""
     flags: npt.NDArray[np.int32]
     """Row flags `[n]` on the host, from the plan."""
     num_tokens: Tensor
-    """int64 `[n]`: known tokens, which is the position of the token to be drawn."""
+    """int `[n]`: known tokens, which is the position of the token to be drawn."""
     max_num_tokens: int
     """A bound of `num_tokens` on the host."""
     token_ids: Tensor
@@ -63,8 +63,8 @@ class Positions:
     def __init__(self, rows: SampleRows, params: SlotParams) -> None:
         self.rows = rows
         self.width = 1 if rows.draft_tokens is None else 1 + rows.draft_tokens.shape[1]
-        self.slots = self._repeat(rows.slots)
-        self.num_tokens = self._repeat(rows.num_tokens)
+        self.slots = self._repeat(rows.slots.long())
+        self.num_tokens = self._repeat(rows.num_tokens.long())
         self.flags = np.repeat(rows.flags, self.width)
         self._slot_params = params
         self.drafts = None if rows.draft_tokens is None else rows.draft_tokens.repeat_interleave(self.width, dim=0)
@@ -112,7 +112,7 @@ class Positions:
             0...).
         """
         first = torch.full((num_slots,), -1, dtype=torch.int64, device=slots.device)
-        first[self.rows.slots] = torch.arange(len(self.rows.slots), device=slots.device) * self.width
+        first[self.rows.slots.long()] = torch.arange(len(self.rows.slots), device=slots.device) * self.width
         found = first[slots][:, None]
         offsets = torch.arange(self.width, device=slots.device)
         return found.clamp(min=0) + offsets, found >= 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -32,15 +31,6 @@ class Inputs(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Host:
-    """Copies on their way to the host; read them when the step's event has passed."""
-
-    token_ids: torch.Tensor
-    num_sampled: torch.Tensor
-    logprobs: Logprobs | None
-
-
 class RunningStep:
     """A step whose forward pass has been enqueued; `sample`, then `wait`, once each."""
 
@@ -64,7 +54,8 @@ class RunningStep:
         self._flags = np.where(inputs.is_due, plan.rows("flags")[inputs.host_rows], 0)
         self._slots = plan.rows("slot")[inputs.host_rows]
         self._max_seq_len = plan.header("max_seq_len")
-        self._drawn: _Host | None = None
+        # Copies on their way to the host: read when the step's event has passed.
+        self._drawn: SamplerOutput | None = None
         self._prompt_scores: list[tuple[PromptLogprobRow, Logprobs]] = []
         self._done: torch.cuda.Event | None = None
 
@@ -76,10 +67,10 @@ class RunningStep:
         count = len(inputs.host_rows)
         if inputs.is_due.any():
             rows = SampleRows(
-                slots=inputs.slots.long(),
+                slots=inputs.slots,
                 host_slots=self._slots,
                 flags=self._flags,
-                num_tokens=inputs.next_positions.long(),
+                num_tokens=inputs.next_positions,
                 max_num_tokens=self._max_seq_len,
                 token_ids=runner.state.token_ids,
             )
@@ -215,9 +206,9 @@ class ModelRunner:
         )
 
 
-def _to_host(drawn: SamplerOutput) -> _Host:
+def _to_host(drawn: SamplerOutput) -> SamplerOutput:
     logprobs = None if drawn.logprobs is None else _copied(drawn.logprobs)
-    return _Host(_async_copy(drawn.token_ids), _async_copy(drawn.num_sampled), logprobs)
+    return SamplerOutput(_async_copy(drawn.token_ids), _async_copy(drawn.num_sampled), None, logprobs)
 
 
 def _copied(scores: Logprobs) -> Logprobs:
