@@ -1,7 +1,7 @@
-"""Attention over the paged cache on one GPU, against the device's limits and against PyTorch's own kernels in the same run.
+"""Prefill attention over the paged cache on one GPU, against the device's limits and against PyTorch's own kernels in the same run.
 
 Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16. Prefill is causal and counted as
-`2 · B · H · S² · d` operations; decode reads `2 · L · K · d` values for each row. Times are medians.
+`2 · B · H · S² · d` operations. Times are medians.
 
     python -m benches.gpu.attention
 """
@@ -14,11 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
 from octavo.kernels import attention, hopper
-from octavo.kernels.attention import decode_attention
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 PREFILL = ((32, 512), (8, 2048), (1, 8192), (1, 16384))
-DECODE = ((1, 1024), (1, 8192), (1, 65536), (16, 4096), (64, 1024), (64, 4096), (128, 4096))
 LIMITS = {"scale": DIM**-0.5, "window": None, "softcap": None}
 
 
@@ -67,36 +65,11 @@ def prefill_row(rows: int, length: int) -> None:
     )
 
 
-def decode_row(rows: int, length: int) -> None:
-    cache, table = paged(rows, length)
-    q = torch.randn(rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
-    lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
-    out = torch.full_like(q, torch.nan)
-
-    def run() -> None:
-        decode_attention(q, cache, table, starts, lengths, out, 1, length, **LIMITS)
-
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    ours = median_ms(graph.replay)
-    keys, values = contiguous(cache, table)
-    peer = scaled_dot_product_attention(q[:, :, None], keys, values)[:, :, 0]
-    error = (out.float() - peer.float()).norm() / peer.float().norm()
-    size = 2 * rows * length * KV_HEADS * DIM * 2 / 1e6
-    print(f"decode {rows:4d} x {length:5d}  {ours * 1e3:6.1f} us  {size / ours:5.0f} GB/s  "
-          f"of the limit {size / 4250 / ours:.0%}  error {error:.1e}", flush=True)  # fmt: skip
-
-
 def main() -> None:
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__)
     for rows, length in PREFILL:
         prefill_row(rows, length)
-    for rows, length in DECODE:
-        decode_row(rows, length)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from octavo.kernels import attention as attention_kernels
 from octavo.kernels import fused
 from octavo.kernels import linear as linear_kernels
+from octavo.kernels.cascade import CascadeSchedule, cascade_attention, cascade_schedule
+from octavo.kernels.decode import decode_attention
+from octavo.kernels.decode_schedule import DecodeSchedule, DecodeShape, decode_schedule
 from octavo.ops.base import Activation, AttentionMetadata
 from octavo.ops.dense import DenseOps, LinearWeight
 
@@ -34,6 +37,43 @@ class AttentionStep:
     """None: all rows of at most `max_decode_query_len` queries, which the kernels see for themselves."""
     max_decode_query_len: int
     max_seq_len: int
+    deterministic: bool
+    """Whether a decode row's result must not depend on the other rows."""
+    cascade: bool
+    """Whether keys that all rows share are read by a pass of their own."""
+    schedules: dict[DecodeShape, DecodeSchedule] = field(default_factory=dict)
+    """Of the decode rows, made by the first layer of each shape."""
+    cascades: dict[DecodeShape, CascadeSchedule] = field(default_factory=dict)
+
+    def decode(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        out: Tensor,
+        rows: int,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        """Attention of the first `rows` rows, those of them that have few queries."""
+        heads, (kv_heads, block_size, dim) = q.shape[1], kv_cache.shape[2:]
+        shape = DecodeShape(heads, kv_heads, dim, q.dtype, self.max_decode_query_len, window)
+        table, starts, lengths = self.block_table[:rows], self.query_start_loc[: rows + 1], self.seq_lens[:rows]
+        if self.cascade and window is None:
+            if shape not in self.cascades:
+                self.cascades[shape] = cascade_schedule(
+                    table, starts, lengths, shape,
+                    block_size=block_size, num_tokens=q.shape[0], max_seq_len=self.max_seq_len,
+                )  # fmt: skip
+            cascade_attention(
+                q, kv_cache, table, starts, lengths, out, self.cascades[shape], scale=scale, softcap=softcap
+            )
+            return
+        if shape not in self.schedules:
+            self.schedules[shape] = decode_schedule(
+                starts, lengths, shape, max_seq_len=self.max_seq_len, deterministic=self.deterministic
+            )
+        decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
 
 
 class CudaOps(DenseOps):
@@ -42,12 +82,24 @@ class CudaOps(DenseOps):
     Args:
         device: a CUDA device; `"cpu"` under Triton's interpreter, for tests.
         dtype: bf16 or fp16 for speed; fp32 multiplies in full precision.
+        deterministic: a decode row's attention does not depend on the step's other rows.
+        cascade: steps of several decode rows and nothing else read the keys that all of them share once; costs a launch a layer
+            where they share none. Not together with `deterministic`, which goes first.
     """
 
     name = "cuda"
 
-    def __init__(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16):
+    def __init__(
+        self,
+        device: str = "cuda",
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        deterministic: bool = False,
+        cascade: bool = False,
+    ):
         super().__init__(device, dtype)
+        self._deterministic = deterministic
+        self._cascade = cascade and not deterministic
 
     def can_be_captured(self, has_experts: bool) -> bool:
         """All but mixtures of experts, which run expert by expert."""
@@ -70,6 +122,8 @@ class CudaOps(DenseOps):
                 num_decode_rows=decode_rows,
                 max_decode_query_len=longest,
                 max_seq_len=metadata.max_seq_len,
+                deterministic=self._deterministic,
+                cascade=self._cascade and decode_rows == rows > 1,
             )
             for slot_mapping, block_table in zip(metadata.slot_mapping.int(), metadata.block_table.int(), strict=True)
         ]
@@ -147,17 +201,7 @@ class CudaOps(DenseOps):
         known = plan.num_decode_rows
         decodes, others, least = (rows, 0, plan.max_decode_query_len + 1) if known is None else (known, known, 1)
         if decodes:
-            attention_kernels.decode_attention(
-                q,
-                kv_cache,
-                plan.block_table[:decodes],
-                plan.query_start_loc[: decodes + 1],
-                plan.seq_lens[:decodes],
-                out,
-                plan.max_decode_query_len,
-                plan.max_seq_len,
-                **limits,
-            )
+            plan.decode(q, kv_cache, out, decodes, window, scale, softcap)
         if rows > others:
             prefill_attention = (
                 hopper.prefill_attention

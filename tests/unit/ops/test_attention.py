@@ -179,6 +179,16 @@ def test_many_rows_of_one_token_equal_the_naive_loop(ops):
     torch.testing.assert_close(step.run(), step.naive(), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=pytest.mark.gpu if DEVICE == "cuda" else ()) for mode in ("deterministic", "cascade")],
+)
+def test_decode_rows_equal_the_naive_loop_in_every_mode(mode):
+    rows = [(11, 1), (26, 1), (0, 1)]
+    step = Step(CudaOps(DEVICE, torch.float32, **{mode: True}), rows, seed=5, decode_rows=len(rows))
+    torch.testing.assert_close(step.run(), step.naive(), atol=2e-5, rtol=1e-5)
+
+
 def test_padding_rows_and_tokens_write_to_the_null_block_only(ops):
     cache = ops.kv_cache(3, KV_HEADS, BLOCK, DIM)
     (step,) = ops.prepare_attention(

@@ -1,0 +1,206 @@
+"""Decode attention over the paged cache on one GPU, against FA-3's times on such a GPU (docs/performance.md).
+
+Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16; the schedule is for sequences of up to
+131,072 tokens, as an engine captures it. Times are medians of a graph's replays with a cold L2 cache; "in a row" is a call's share
+of a graph of 32 calls, one behind the other as layers are, with warm caches.
+
+    python -m benches.gpu.decode [--tune]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
+
+from octavo.kernels import launch
+from octavo.kernels.cascade import cascade_attention, cascade_schedule
+from octavo.kernels.decode import decode_attention
+from octavo.kernels.decode_schedule import DecodeShape, DecodeTiles, decode_schedule
+
+HEADS, KV_HEADS, DIM, BLOCK, LONGEST = 32, 8, 128, 16, 131_072
+# Rows, length, and FA-3's microseconds.
+POINTS = (
+    (1, 128, None), (1, 1024, 11.9), (1, 8192, 16.8), (1, 65536, 74.5), (16, 4096, 71.4),
+    (64, 128, None), (64, 1024, 77.8), (64, 4096, 251.0), (128, 4096, 491.0),
+)  # fmt: skip
+SHAPE = DecodeShape(HEADS, KV_HEADS, DIM, torch.bfloat16, max_query_len=1)
+LIMIT = 4250.0  # GB/s
+CUTS = (
+    (32, 2, 4), (64, 2, 3), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 4, 5),
+    (128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3),
+)  # fmt: skip
+"""Keys, warps and stages: what is compiled; programs and the least number of tiles are not."""
+SHARED_MEMORY = 227 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step of decode rows; `name` and what is known of it."""
+
+    name: str
+    q: torch.Tensor
+    cache: torch.Tensor
+    table: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    peer_us: float | None = None
+
+    def run(self, tiles: DecodeTiles | None = None, out: torch.Tensor | None = None) -> Callable[[], None]:
+        """The attention, whose schedule is made now."""
+        schedule = decode_schedule(self.starts, self.lengths, SHAPE, max_seq_len=LONGEST, tiles=tiles)
+        out = torch.empty_like(self.q) if out is None else out
+        return lambda: decode_attention(
+            self.q, self.cache, self.table, self.starts, self.lengths, out, schedule, scale=DIM**-0.5, softcap=None
+        )
+
+    def expected(self) -> torch.Tensor:
+        """By PyTorch, on keys and values in a row."""
+        kept = self.cache[self.table.long()].permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
+        keys, values = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in kept)
+        seen = torch.arange(keys.shape[2], device="cuda") < self.lengths[:, None]
+        return scaled_dot_product_attention(self.q[:, :, None], keys, values, attn_mask=seen[:, None, None])[:, :, 0]
+
+
+def case(name: str, lengths: list[int], shared: int = 0, peer_us: float | None = None) -> Case:
+    """Scattered blocks; the first `shared` keys are in the same ones for all rows."""
+    rows, columns = len(lengths), -(-max(lengths) // BLOCK)
+    table = torch.randperm(rows * columns, device="cuda", dtype=torch.int32).view(rows, columns)
+    table[:, : shared // BLOCK] = table[0, : shared // BLOCK]
+    cache = torch.randn(rows * columns, 2, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
+    return Case(name, q, cache, table, starts, torch.tensor(lengths, device="cuda", dtype=torch.int32), peer_us)
+
+
+def cases() -> list[Case]:
+    """The listed points, and one of many lengths; a few gigabytes together."""
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.randint(100, 2001, (256,), generator=generator).tolist()
+    points = [case(f"{rows:3d} x {length}", [length] * rows, peer_us=us) for rows, length, us in POINTS]
+    return [*points, case("256 x 100..2000", mixed)]
+
+
+def captured(run: Callable[[], object], times: int = 1) -> Callable[[], None]:
+    """A graph of so many calls."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            run()
+    return graph.replay
+
+
+def median_us(replay: Callable[[], None], rep: int = 60) -> float:
+    return float(do_bench(replay, warmup=5, rep=rep, return_mode="median")) * 1e3
+
+
+def error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((out.float() - expected.float()).norm() / expected.float().norm())
+
+
+def print_case(step: Case) -> None:
+    out = torch.full_like(step.q, torch.nan)
+    run = step.run(out=out)
+    alone, row = median_us(captured(run)), median_us(captured(run, 32)) / 32
+    size = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3
+    peer = "" if step.peer_us is None else f"  FA-3 {step.peer_us:5.1f}  ratio {alone / step.peer_us:.2f}"
+    print(
+        f"decode {step.name:>16}  {alone:6.1f} us  in a row {row:6.1f}  {size / alone:5.0f} GB/s  "
+        f"of the limit {size / alone / LIMIT:4.0%}  error {error(out, step.expected()):.1e}{peer}",
+        flush=True,
+    )
+
+
+def print_schedule(rows: int) -> None:
+    lengths = torch.full((rows,), 1000, device="cuda", dtype=torch.int32)
+    starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
+    us = median_us(captured(lambda: decode_schedule(starts, lengths, SHAPE, max_seq_len=LONGEST)))
+    print(f"schedule of {rows:3d} rows, once a step  {us:.1f} us", flush=True)
+
+
+def print_deterministic(rows: int, length: int) -> None:
+    step = case("", [length] * rows)
+    schedule = decode_schedule(step.starts, step.lengths, SHAPE, max_seq_len=LONGEST, deterministic=True)
+    out = torch.empty_like(step.q)
+    us = median_us(captured(lambda: decode_attention(
+        step.q, step.cache, step.table, step.starts, step.lengths, out, schedule, scale=DIM**-0.5, softcap=None
+    )))  # fmt: skip
+    print(f"deterministic {rows:3d} x {length}  {us:.1f} us", flush=True)
+
+
+def print_cascade(rows: int, shared: int, own: int) -> None:
+    step = case(f"{rows} x ({shared} + {own})", [shared + own] * rows, shared=shared)
+    arguments = (step.q, step.cache, step.table, step.starts, step.lengths)
+    limits = {"scale": DIM**-0.5, "softcap": None}
+
+    def cut() -> object:
+        return cascade_schedule(
+            step.table, step.starts, step.lengths, SHAPE, block_size=BLOCK, num_tokens=rows, max_seq_len=LONGEST
+        )
+
+    schedule, out, alone = cut(), torch.full_like(step.q, torch.nan), torch.full_like(step.q, torch.nan)
+    together = median_us(captured(lambda: cascade_attention(*arguments, out, schedule, **limits)))
+    apart = median_us(captured(step.run(out=alone)))
+    found = median_us(captured(cut))
+    print(
+        f"cascade {step.name}  {together:.1f} us, off {apart:.1f}: {apart / together:.1f} times as fast; schedule {found:.1f} us; "
+        f"shared keys {schedule.keys.item()}  error {error(out, alone):.1e}",
+        flush=True,
+    )
+
+
+def cuts() -> list[DecodeTiles]:
+    """Those that fit a multiprocessor's shared memory; at least 64, 128 or 256 keys a program."""
+    found = []
+    for (keys, warps, stages), programs, least in itertools.product(CUTS, (1, 2, 3, 4), (64, 128, 256)):
+        shared = programs * (4 * keys * DIM * (stages - 1) + (8 << 10))
+        if shared <= SHARED_MEMORY and programs * warps >= 4 and least >= keys:
+            found.append(DecodeTiles(keys, warps, stages, programs, least // keys))
+    return found
+
+
+def tune(steps: list[Case]) -> None:
+    tried = cuts()
+    with launch.compiling_ahead(16):
+        for keys, warps, stages in CUTS:
+            steps[0].run(replace(tried[0], keys=keys, warps=warps, stages=stages))()
+    ratio = dict.fromkeys(tried, 0.0)
+    for step in steps:
+        times = {tiles: median_us(captured(step.run(tiles)), rep=6) for tiles in tried}
+        best = sorted(times, key=times.__getitem__)
+        for tiles, us in times.items():
+            ratio[tiles] += us / times[best[0]] / len(steps)
+        shown = "  ".join(f"{t.keys}/{t.warps}/{t.stages}/{t.programs}/{t.least}: {times[t]:.1f}" for t in best[:5])
+        print(f"{step.name:>16}  keys/warps/stages/programs/least: us   {shown}", flush=True)
+    for tiles in sorted(ratio, key=ratio.__getitem__)[:8]:
+        print(f"over all points {ratio[tiles]:.3f} times the best of each: {tiles}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tune", action="store_true", help="rank the cuts")
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name(), torch.__version__)
+    steps = cases()
+    if parser.parse_args().tune:
+        tune(steps)
+        return
+    for step in steps:
+        print_case(step)
+    for rows in (1, 256):
+        print_schedule(rows)
+    print_deterministic(1, 8192)
+    print_deterministic(64, 1024)
+    print_cascade(64, 8192, 128)
+    print_cascade(64, 0, 1024)
+
+
+if __name__ == "__main__":
+    main()
