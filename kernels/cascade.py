@@ -130,7 +130,7 @@ def cascade_schedule(
     )  # fmt: skip
     _shared_rows_kernel[(1,)](
         common, query_start_loc, keys, tile_starts, tile_lengths, rows, num_tiles, block_size, least_keys, tokens,
-        min(1024, triton.next_power_of_2(rows)), 128, dependent, num_warps=4, **options,
+        512, 128, dependent, num_warps=4, **options,
     )  # fmt: skip
     first_shape = dataclasses.replace(shape, max_query_len=tokens)
     first = decode_schedule(tile_starts, tile_lengths, first_shape, max_seq_len=max_seq_len)

@@ -21,6 +21,7 @@ ENTRY_WORDS = 8
 """Of a program: row, the row's first unit, first token, queries, length, units a program, all units, shared keys."""
 
 _PER_PROGRAM = 16
+# One number for all steps, so that one kernel serves every size of batch.
 _ROWS_AT_ONCE = 512
 _CHUNK_KEYS = 1024
 _MAX_CHUNKS = 64
@@ -210,7 +211,7 @@ def decode_schedule(
         query_start_loc, seq_lens, seq_lens if shared_keys is None else shared_keys, entries, counters,
         rows, programs, 1 if chunk else tiles.least,
         shape.kv_heads, shape.max_query_len, tiles.keys, chunk, shape.window or 0, shared_keys is not None,
-        min(_ROWS_AT_ONCE, triton.next_power_of_2(rows)), _PER_PROGRAM, ENTRY_WORDS, dependent,
+        _ROWS_AT_ONCE, _PER_PROGRAM, ENTRY_WORDS, dependent,
         num_warps=4, **launch.launch_options(dependent),
     )  # fmt: skip
     return DecodeSchedule(shape, tiles, entries, counters, chunk, max_chunks, shared_keys is not None)
