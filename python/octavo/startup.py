@@ -17,7 +17,6 @@ from octavo.errors import ParameterError
 from octavo.memory import CachePlan, StepLimits, plan_cache
 from octavo.models.catalog import resolve_model
 from octavo.models.loader import LoadedModel, OpenedModel, open_model
-from octavo.models.spec import MoeSpec
 from octavo.ops.base import OpSet
 from octavo.progress import tracked
 from octavo.sampling.sampler import Sampler
@@ -107,10 +106,9 @@ def start(config: EngineConfig) -> Started:
         long_rope_above=model.decoder.long_rope_above,
         rope_rows=model.decoder.max_positions,
     )
-    has_experts = any(isinstance(layer.mlp, MoeSpec) for layer in spec.layers)
     if on_gpu:
         runner = _gpu_runner(config, model, state, cache, max_num_batched_tokens)
-        if ops.can_be_captured(has_experts) and not config.enforce_eager:
+        if ops.can_be_captured() and not config.enforce_eager:
             _capture(config, core, runner, max_num_batched_tokens)
     else:
         runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)

@@ -129,9 +129,8 @@ class OpSet(Protocol):
     dtype: Any
     """The torch dtype of the activations."""
 
-    def can_be_captured(self, has_experts: bool) -> bool:
-        """Whether a decode step may be recorded in a CUDA graph: no operation, `moe` among them if the model has experts, waits for
-        the device."""
+    def can_be_captured(self) -> bool:
+        """Whether a step may be recorded in a CUDA graph: no operation waits for the device."""
         ...
 
     # -- weights ---------------------------------------------------------------------------------------------------

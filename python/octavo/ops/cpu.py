@@ -158,7 +158,7 @@ class CpuOps(ExpertOps):
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def can_be_captured(self, has_experts: bool) -> bool:
+    def can_be_captured(self) -> bool:
         """Never."""
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch import Tensor
 from octavo.kernels import attention as attention_kernels
 from octavo.kernels import fused
 from octavo.kernels import linear as linear_kernels
+from octavo.kernels import moe as moe_kernels
 from octavo.kernels.cascade import CascadeSchedule, cascade_attention, cascade_schedule
 from octavo.kernels.decode import decode_attention
 from octavo.kernels.decode_schedule import DecodeSchedule, DecodeShape, decode_schedule
-from octavo.ops.base import Activation, AttentionMetadata
+from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.dense import DenseOps, LinearWeight
+from octavo.ops.host import read_matrix
 
 try:
     from octavo.kernels import hopper
@@ -76,6 +79,16 @@ class AttentionStep:
         decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
 
 
+@dataclass(slots=True)
+class StackedExperts:
+    """A layer's experts."""
+
+    gate_up: Tensor
+    """`[E, 2F, D]`: gate's rows, then up's."""
+    down: Tensor
+    """`[E, D, F]`."""
+
+
 class CudaOps(DenseOps):
     """The op set of Triton kernels. Activations, weights and cache are `dtype`.
 
@@ -101,9 +114,26 @@ class CudaOps(DenseOps):
         self._deterministic = deterministic
         self._cascade = cascade and not deterministic
 
-    def can_be_captured(self, has_experts: bool) -> bool:
-        """All but mixtures of experts, which run expert by expert."""
-        return not has_experts
+    def can_be_captured(self) -> bool:
+        """Always: lengths and the choice of experts stay on the device."""
+        return True
+
+    def expert_weights(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> StackedExperts:
+        """All experts of a layer in two tensors."""
+        return StackedExperts(self._stacked(gate_up), self._stacked([[part] for part in down]))
+
+    def _stacked(self, experts: Sequence[Sequence[StoredTensor]]) -> Tensor:
+        """Each expert's parts one below the other, `[E, out, in]`.
+
+        Raises:
+            ValueError: the experts' shapes differ.
+        """
+        shapes = {(sum(part.shape[0] for part in parts), *(part.shape[1] for part in parts)) for parts in experts}
+        if len(shapes) != 1 or len(set(min(shapes)[1:])) != 1:
+            raise ValueError(f"experts {experts[0][0].name} and after have outputs and inputs {sorted(shapes)}")
+        rows, width = min(shapes)[:2]
+        matrix = read_matrix([part for parts in experts for part in parts], self.device, self.dtype)
+        return matrix.view(len(experts), rows, width)
 
     def prepare_attention(self, metadata: AttentionMetadata) -> list[AttentionStep]:
         """The kernels read everything on the device: only views and 32-bit copies are made here."""
@@ -224,3 +254,24 @@ class CudaOps(DenseOps):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """`act(x[:, :F]) * x[:, F:]`."""
         return fused.gated(x.contiguous(), activation == "silu")
+
+    def moe(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        experts: StackedExperts,
+        *,
+        num_per_token: int,
+        normalize: bool,
+        activation: Activation,
+    ) -> Tensor:
+        """All experts at once; see `OpSet`."""
+        return moe_kernels.mixture(
+            x,
+            moe_kernels.router_logits(x, router.weight, router.bias),
+            experts.gate_up,
+            experts.down,
+            num_per_token=num_per_token,
+            normalize=normalize,
+            silu=activation == "silu",
+        )

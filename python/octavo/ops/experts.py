@@ -31,9 +31,7 @@ class ExpertOps(ABC):
         """See `OpSet`."""
         return self.gated(self.linear(x, weight), activation)
 
-    def expert_weights(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
-    ) -> list[tuple[Weight, Weight]]:
+    def expert_weights(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> Any:
         """Two weights for each expert."""
         return [(self.linear_weight(g), self.linear_weight([d])) for g, d in zip(gate_up, down, strict=True)]
 

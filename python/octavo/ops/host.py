@@ -32,24 +32,27 @@ def read_matrix(parts: Sequence[StoredTensor], device: torch.device, dtype: torc
     if any(part.shape[1] != width for part in parts):
         raise ValueError(f"weights {[part.name for part in parts]} have inputs {[part.shape[1] for part in parts]}")
     result = torch.empty(sum(part.shape[0] for part in parts), width, device=device, dtype=dtype)
-    if len(parts) == 1 and isinstance(parts[0], MadeTensor):
-        parts[0].fill(result)
-        return result
-    first = 0
-    if device.type == "cuda":
-        for part in parts:
-            uploader(device).upload(part, result[first : first + part.shape[0]])
-            first += part.shape[0]
-        return result
-    step = max(1, _PIECE_BYTES // (4 * width))
-    for part in parts:
+    read_into(parts, result)
+    return result
+
+
+def read_into(parts: Sequence[StoredTensor], out: Tensor) -> None:
+    """Dequantizes the parts, each `[out_i, in]`, into `out` `[Σ out_i, in]`, one below the other, 16 MiB at a time a thread."""
+    places = out.split([part.shape[0] for part in parts])
+    stored = [(part, place) for part, place in zip(parts, places, strict=True) if not isinstance(part, MadeTensor)]
+    for part, place in zip(parts, places, strict=True):
+        if isinstance(part, MadeTensor):
+            part.fill(place)
+    if out.device.type == "cuda":
+        uploader(out.device).upload(stored)
+        return
+    step = max(1, _PIECE_BYTES // (4 * out.shape[1]))
+    for part, place in stored:
         for start in range(0, part.shape[0], step):
             stop = min(start + step, part.shape[0])
-            result[first + start : first + stop] = torch.from_numpy(part.float32(start, stop))
+            place[start:stop] = torch.from_numpy(part.float32(start, stop))
             part.release(stop)
-        first += part.shape[0]
         part.release()
-    return result
 
 
 def read_bias(biases: Sequence[StoredTensor], device: torch.device, dtype: torch.dtype) -> Tensor | None:

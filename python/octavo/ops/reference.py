@@ -54,7 +54,7 @@ class ReferenceOps(DenseOps):
     def __init__(self, device: str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__(device, dtype)
 
-    def can_be_captured(self, has_experts: bool) -> bool:
+    def can_be_captured(self) -> bool:
         """Never."""
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -42,27 +43,27 @@ class Uploader:
         self._lane = _Lane(device)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="octavo-load")
 
-    def upload(self, source: StoredTensor, out: Tensor) -> None:
-        """Fills `out` `[rows, width]` with the stored matrix of that shape, in the order of the current stream.
+    def upload(self, matrices: Sequence[tuple[StoredTensor, Tensor]]) -> None:
+        """Fills each `out` `[rows, width]` with the stored matrix of that shape, in the order of the current stream.
 
         Plain types are copied as they are and converted on the device; others are dequantized by the threads.
         """
-        rows, width = out.shape
-        dtype = _PLAIN.get(source.storage, torch.float32)
-        step = max(1, _PIECE_BYTES // (dtype.itemsize * width))
         begin = None
         if self._device.type == "cuda":
             begin = torch.cuda.Event()
             begin.record()
         pieces = [
-            self._pool.submit(self._piece, source, first, min(first + step, rows), out, begin)
-            for first in range(0, rows, step)
+            self._pool.submit(self._piece, source, first, min(first + step, len(out)), out, begin)
+            for source, out in matrices
+            for step in [_piece_rows(source, out)]
+            for first in range(0, len(out), step)
         ]
         copied = [piece.result() for piece in pieces]
         for event in copied:
             if event is not None:
                 torch.cuda.current_stream(self._device).wait_event(event)
-        source.release()
+        for source, _ in matrices:
+            source.release()
 
     def _piece(
         self, source: StoredTensor, first: int, last: int, out: Tensor, begin: torch.cuda.Event | None
@@ -91,6 +92,11 @@ class Uploader:
             out[first:last].copy_(staged if same else staged.to(self._device, non_blocking=True), non_blocking=True)
             lane.copied.record(lane.stream)
         return lane.copied
+
+
+def _piece_rows(source: StoredTensor, out: Tensor) -> int:
+    """Rows that are read at once."""
+    return max(1, _PIECE_BYTES // (_PLAIN.get(source.storage, torch.float32).itemsize * out.shape[1]))
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def test_a_matrix_in_pieces_of_any_size_is_the_files(stored, device, dtype, piec
     source, matrix = stored
     assert isinstance(source, ReadableTensor)
     out = torch.full(matrix.shape, float("nan"), dtype=dtype, device=device)
-    Uploader(torch.device(device), 3).upload(source, out)
+    Uploader(torch.device(device), 3).upload([(source, out)])
     assert torch.equal(out.cpu(), matrix.to(dtype))
 
 
@@ -45,7 +45,7 @@ def test_rows_in_another_order_are_read_through_the_map(stored, device):
     source, matrix = stored
     order = np.random.default_rng(0).permutation(len(matrix))
     out = torch.empty(matrix.shape, dtype=matrix.dtype, device=device)
-    Uploader(torch.device(device), 2).upload(PermutedTensor(source, order), out)
+    Uploader(torch.device(device), 2).upload([(PermutedTensor(source, order), out)])
     assert torch.equal(out.cpu(), matrix[torch.from_numpy(order)])
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_by_name(stored, tmp_pat
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 8)
     with pytest.raises(WeightError, match=r"m\.safetensors"):
-        Uploader(torch.device("cpu"), 2).upload(source, torch.empty(matrix.shape, dtype=matrix.dtype))
+        Uploader(torch.device("cpu"), 2).upload([(source, torch.empty(matrix.shape, dtype=matrix.dtype))])
 
 
 def test_a_dummy_is_made_where_it_is_wanted_and_the_same_for_the_same_name():
