@@ -1,1 +1,1 @@
-"""Measurements on one GPU; `python -m benches.gpu.attention` and the like."""
+"""Measurements on one GPU; `python -m benches.gpu.prefill` and the like."""

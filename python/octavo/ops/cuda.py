@@ -16,6 +16,7 @@ from octavo.kernels import moe as moe_kernels
 from octavo.kernels.cascade import CascadeSchedule, cascade_attention, cascade_schedule
 from octavo.kernels.decode import decode_attention
 from octavo.kernels.decode_schedule import DecodeSchedule, DecodeShape, decode_schedule
+from octavo.kernels.prefill_plan import PrefillPlan, prefill_plan
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.dense import DenseOps, LinearWeight
 from octavo.ops.host import read_matrix
@@ -47,6 +48,8 @@ class AttentionStep:
     schedules: dict[DecodeShape, DecodeSchedule] = field(default_factory=dict)
     """Of the decode rows, made by the first layer of each shape."""
     cascades: dict[DecodeShape, CascadeSchedule] = field(default_factory=dict)
+    prefill_plans: dict[int, PrefillPlan] = field(default_factory=dict)
+    """Of the prefill rows, by the queries of a tile."""
 
     def decode(
         self,
@@ -77,6 +80,30 @@ class AttentionStep:
                 starts, lengths, shape, max_seq_len=self.max_seq_len, deterministic=self.deterministic
             )
         decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
+
+    def prefill(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        out: Tensor,
+        first: int,
+        min_query_len: int,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        """Attention of the rows from `first` on that have `min_query_len` queries or more."""
+        table, starts, lengths = self.block_table[first:], self.query_start_loc[first:], self.seq_lens[first:]
+        num_tokens = q.shape[0] - first
+        limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "min_query_len": min_query_len}
+        if hopper is None or not hopper.supports(q, kv_cache.shape[3]):
+            attention_kernels.prefill_attention(q, kv_cache, table, starts, lengths, out, num_tokens, **limits)
+            return
+        tile = hopper.tiles_for(q.shape[2]).queries
+        if tile not in self.prefill_plans:
+            self.prefill_plans[tile] = prefill_plan(starts, lengths, num_tokens, tile=tile, min_query_len=min_query_len)
+        plan = self.prefill_plans[tile]
+        hopper.prefill_attention(q, kv_cache, table, starts, lengths, out, num_tokens, plan=plan, **limits)
 
 
 @dataclass(slots=True)
@@ -225,30 +252,14 @@ class CudaOps(DenseOps):
         """The step's decode rows by one kernel, its prefill rows by another; see `OpSet`."""
         plan: AttentionStep = step
         out = torch.empty_like(q)
-        rows, tokens = plan.block_table.shape[0], q.shape[0]
-        limits: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        rows = plan.block_table.shape[0]
         # Each kernel leaves out what is the other's where the host does not know.
         known = plan.num_decode_rows
         decodes, others, least = (rows, 0, plan.max_decode_query_len + 1) if known is None else (known, known, 1)
         if decodes:
             plan.decode(q, kv_cache, out, decodes, window, scale, softcap)
         if rows > others:
-            prefill_attention = (
-                hopper.prefill_attention
-                if hopper is not None and hopper.supports(q, kv_cache.shape[3])
-                else attention_kernels.prefill_attention
-            )
-            prefill_attention(
-                q,
-                kv_cache,
-                plan.block_table[others:],
-                plan.query_start_loc[others:],
-                plan.seq_lens[others:],
-                out,
-                tokens - others,
-                min_query_len=least,
-                **limits,
-            )
+            plan.prefill(q, kv_cache, out, others, least, window, scale, softcap)
         return out.view(q.shape[0], -1)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
