@@ -206,7 +206,7 @@ def test_a_row_s_token_depends_on_nothing_else_in_the_step():
 def test_draws_over_seeds_follow_the_processed_distribution(kind):
     base = Row(np.random.default_rng(3).normal(0, 1.5, 12), **kind)
     rows = [dataclasses.replace(base, seed=seed) for seed in range(120)]
-    found = ours(rows, 12, chunk=16)[0]
+    found = ours(rows, 12, chunk=256)[0]
     counts = np.bincount(found, minlength=12).astype(float)
     wanted = np.exp(naive.log_softmax(naive.processed(base))) * len(rows)
     assert counts[wanted == 0].sum() == 0
