@@ -126,7 +126,8 @@ class StepGraphs:
         if pool is None:  # under Triton's interpreter: the same padded step without a graph
             return _Captured(size, buffers, batch, lambda: self._forward(size))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # What other threads of the process do on their streams must not spoil a capture.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             buffers, batch = self._forward(size)
         return _Captured(size, buffers, batch, graph.replay)
 
