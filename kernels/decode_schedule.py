@@ -62,7 +62,7 @@ class DecodeShape:
     @property
     def tile_queries(self) -> int:
         """Rows of a tile: `queries` as a power of two that tensor cores take."""
-        return max(16, triton.next_power_of_2(self.queries))
+        return max(16, int(triton.next_power_of_2(self.queries)))
 
     @property
     def tiles(self) -> DecodeTiles:

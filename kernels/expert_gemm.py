@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.kernels import launch
 from octavo.kernels.expert_tiles import ExpertGemmTiles
-from octavo.kernels.gemv import activate
+from octavo.kernels.fused import activate
 from octavo.kernels.launch import begin_dependent
 from octavo.kernels.routing import ExpertOrder
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.kernels import launch
 from octavo.kernels.expert_tiles import ExpertGemvTiles
-from octavo.kernels.gemv import activate
+from octavo.kernels.fused import activate
 from octavo.kernels.launch import begin_dependent
 from octavo.kernels.tiles import power_of_two
 
