@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
 from octavo.kernels.attention import softmax_step
 from octavo.kernels.decode_schedule import ENTRY_WORDS, DecodeSchedule, DecodeShape, DecodeTiles, row_tiles
-from octavo.kernels.launch import begin_dependent
+from octavo.kernels.launch import prefetch
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
@@ -61,6 +62,26 @@ def _attend(
             visible = (key < length)[None, :]
         best, total, acc = softmax_step(queries, k, v, visible, best, total, acc, scale, softcap, SOFTCAP, PRECISION)
     return best, total, acc
+
+
+@triton.jit
+def _prefetch_tile(
+    inside, cache, blocks, count, length, shared, block_stride, kv_stride, head_stride,
+    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+    CHUNK: tl.constexpr, WINDOW: tl.constexpr, KEY_BYTES: tl.constexpr,
+):  # fmt: skip
+    """Brings the first tile of unit `inside` of a row into the L2 cache while the kernel in front ends."""
+    begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
+    units, keys = tiles, BN
+    if CHUNK > 0:
+        units, keys = tl.cdiv(tiles, CHUNK), BN * CHUNK
+    units = tl.maximum(units, 1)
+    kv_head = inside // units
+    key = _key_at(begin + (inside - kv_head * units) * keys + tl.arange(0, BN), 0, length)
+    block = tl.load(blocks + key // BLOCK).to(tl.int64)
+    source = cache + kv_head.to(tl.int64) * head_stride + block * block_stride + (key % BLOCK) * D
+    prefetch(source, KEY_BYTES)
+    prefetch(source + kv_stride, KEY_BYTES)
 
 
 @triton.jit
@@ -127,16 +148,25 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
-    LSE: tl.constexpr, WORDS: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    LSE: tl.constexpr, WORDS: tl.constexpr, KEY_BYTES: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Units `share * pid` to `share * (pid + 1) - 1`; row `m` of a tile is query `m // GROUP`, head `m % GROUP`."""
-    begin_dependent(PDL)
+    if PDL:
+        gdc_launch_dependents()
+    # Entries, tables and lengths are there: the schedule's kernel waits for them, and lets no other begin before it has ended.
     entry = entries + tl.program_id(0) * WORDS
     row, base = tl.load(entry), tl.load(entry + 1)
     start, count, length = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4)
     share, all_units, shared = tl.load(entry + 5), tl.load(entry + 6), tl.load(entry + 7)
     unit = tl.program_id(0) * share
     end = tl.minimum(all_units, unit + share)
+    if PDL:
+        if (unit < end) & (KEY_BYTES != ""):
+            _prefetch_tile(
+                unit - base, cache, table + row.to(tl.int64) * table_stride, count, length, shared, block_stride, kv_stride,
+                head_stride, KV_HEADS, QUERIES, BLOCK, D, BN, CHUNK, WINDOW, KEY_BYTES,
+            )  # fmt: skip
+        gdc_wait()
     while unit < end:
         begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
         units = tiles
@@ -271,7 +301,8 @@ def decode_attention(
         q, kv_cache, block_table, query_start_loc, seq_lens, schedule.entries, schedule.counters, partial, sums,
         out, out if lse is None else lse, shared_out, shared_lse, scale, softcap or 0.0,
         q.stride(0), out.stride(0), block_table.stride(0), *kv_cache.stride()[:3],
-        **constant, PDL=dependent, num_warps=tiles.warps, num_stages=tiles.stages, **launch.launch_options(dependent),
+        **constant, PDL=dependent, num_warps=tiles.warps, num_stages=tiles.stages,
+        **launch.launch_options(dependent and tiles.early),
     )  # fmt: skip
 
 
@@ -290,9 +321,12 @@ def constants(
     exact = shape.dtype == torch.float32
     padded, rows = max(16, triton.next_power_of_2(shape.dim)), triton.next_power_of_2(shape.queries)
     values = max(1, rows * padded // (32 * tiles.warps))
+    # A prefetch takes multiples of 16 bytes.
+    key_bytes = "" if shape.dim * shape.dtype.itemsize % 16 else str(shape.dim * shape.dtype.itemsize)
     return {
         "KV_HEADS": shape.kv_heads, "GROUP": shape.heads // shape.kv_heads, "QUERIES": shape.max_query_len, "ROWS": rows,
         "BLOCK": block, "D": shape.dim, "DIM": padded, "BM": shape.tile_queries, "BN": tiles.keys, "CHUNK": chunk,
         "WINDOW": shape.window or 0, "SOFTCAP": softcap, "PRECISION": "ieee" if exact else "tf32", "CAUSAL": causal,
-        "SHARED": shared, "LSE": lse, "WORDS": ENTRY_WORDS, "AT_ONCE": max(1, min(16, _LOADED_VALUES // values)),
+        "SHARED": shared, "LSE": lse, "WORDS": ENTRY_WORDS, "KEY_BYTES": key_bytes,
+        "AT_ONCE": max(1, min(16, _LOADED_VALUES // values)),
     }  # fmt: skip

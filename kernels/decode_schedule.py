@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from octavo.kernels import launch
-from octavo.kernels.launch import begin_dependent
 
 ENTRY_WORDS = 8
 """Of a program: row, the row's first unit, first token, queries, length, units a program, all units, shared keys."""
@@ -23,6 +23,7 @@ ENTRY_WORDS = 8
 _PER_PROGRAM = 16
 # One number for all steps, so that one kernel serves every size of batch.
 _ROWS_AT_ONCE = 512
+_FEW_ROWS = 8
 _CHUNK_KEYS = 1024
 _MAX_CHUNKS = 64
 
@@ -39,6 +40,8 @@ class DecodeTiles:
     """Programs for each multiprocessor."""
     least: int
     """Tiles of a program at least: fewer are not worth a merge."""
+    early: bool = True
+    """Whether programs may take their places before the kernel in front has ended: sooner, but spread unevenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,17 @@ class DecodeShape:
         """Rows of a tile: `queries` as a power of two that tensor cores take."""
         return max(16, int(triton.next_power_of_2(self.queries)))
 
-    @property
-    def tiles(self) -> DecodeTiles:
-        """The fastest cut."""
+    def tiles(self, rows: int) -> DecodeTiles:
+        """The fastest cut for so many rows, whose lengths the host does not know."""
         if self.dtype == torch.float32:
             return DecodeTiles(keys=32, warps=4, stages=1, programs=2, least=2)
         if self.tile_queries >= 64:
             return DecodeTiles(keys=64 if self.dim <= 128 else 32, warps=8, stages=3, programs=1, least=2)
         if self.dim > 128:
             return DecodeTiles(keys=32, warps=4, stages=3, programs=2, least=4)
-        return DecodeTiles(keys=64, warps=4, stages=3, programs=2, least=2)
+        if rows <= _FEW_ROWS:
+            return DecodeTiles(keys=64, warps=4, stages=2, programs=3, least=1)
+        return DecodeTiles(keys=64, warps=2, stages=2, programs=4, least=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,9 @@ def _schedule_kernel(
     SHARED: tl.constexpr, ROWS: tl.constexpr, PER_PROGRAM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Entries of `PER_PROGRAM` programs, each found by how many rows end before its first unit."""
-    begin_dependent(PDL)
+    # Its own readers may not begin early: they read before they wait.
+    if PDL:
+        gdc_wait()
     shared = 0
     if SHARED:
         shared = tl.load(shared_keys)
@@ -197,8 +203,8 @@ def decode_schedule(
     """
     if shared_keys is not None and (shape.window is not None or deterministic):
         raise ValueError(f"shared_keys with window = {shape.window}, deterministic = {deterministic}")
-    tiles = tiles or shape.tiles
     rows, device = seq_lens.shape[0], seq_lens.device
+    tiles = tiles or shape.tiles(rows)
     programs = programs or tiles.programs * launch.multiprocessors(device)
     chunk, max_chunks = 0, 0
     if deterministic:

@@ -17,10 +17,11 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row a program: `total = residual + scale * x` (if ADD), `out = total / rms(total) * weight`."""
-    begin_dependent(PDL)
-    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE)
     inside = column < width
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    begin_dependent(PDL)
+    row = tl.program_id(0).to(tl.int64)
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value = tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32) + scale * value
@@ -29,7 +30,6 @@ def _rms_norm_kernel(
         # The norm is of the sum as it is stored, as the next layer will read it.
         value = stored.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, (value * inverse * factor).to(out.dtype.element_ty), mask=inside)
 
 

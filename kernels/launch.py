@@ -33,6 +33,19 @@ def begin_dependent(PDL: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def prefetch(address, BYTES: tl.constexpr):
+    """Asks the L2 cache for `BYTES`, a multiple of 16 in decimal figures, from each address on (sm_90)."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], " + BYTES + "; // $0",
+        "=r,l",
+        [address.to(tl.int64)],
+        tl.int32,
+        False,
+        1,
+    )
+
+
 class _Switch:
     """Whether dependent launches are wanted, for comparisons."""
 

@@ -13,15 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels import launch
 from octavo.kernels.fused import activate
+from octavo.kernels.launch import prefetch
 from octavo.kernels.tiles import SplitTiles, power_of_two
-
-
-@triton.jit
-def _prefetch(address, BYTES: tl.constexpr):
-    """Asks the L2 cache for `BYTES` from each address on (sm_90)."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], " + BYTES + "; // $0", "=r,l", [address], tl.int32, False, 1
-    )
 
 
 @triton.jit
@@ -47,9 +40,9 @@ def _total(sums, STRIDE: tl.constexpr, SPLITS: tl.constexpr, BN: tl.constexpr, B
 def _prefetch_rows(w, known, K, begin, width, GATED: tl.constexpr, BYTES: tl.constexpr):
     """Asks for the first bytes of the tile's rows, before the kernels in front have ended."""
     if BYTES != "":
-        _prefetch((w + known.to(tl.int64) * K + begin).to(tl.int64), BYTES)
+        prefetch(w + known.to(tl.int64) * K + begin, BYTES)
         if GATED:
-            _prefetch((w + (known + width).to(tl.int64) * K + begin).to(tl.int64), BYTES)
+            prefetch(w + (known + width).to(tl.int64) * K + begin, BYTES)
 
 
 @triton.jit(do_not_specialize=["M", "width", "tiles_m", "blocks"])

@@ -37,6 +37,8 @@ CUTS = (
 )  # fmt: skip
 """Keys, warps and stages: what is compiled; programs and the least number of tiles are not."""
 SHARED_MEMORY = 227 << 10
+IN_A_ROW = 16
+"""Launches of a graph, as a step has one for each layer: a single one's time is the graph's too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 def print_case(step: Case) -> None:
     out = torch.full_like(step.q, torch.nan)
     run = step.run(out=out)
-    alone, row = median_us(captured(run)), median_us(captured(run, 32)) / 32
+    alone, row = median_us(captured(run)), median_us(captured(run, IN_A_ROW)) / IN_A_ROW
     size = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3
     peer = "" if step.peer_us is None else f"  FA-3 {step.peer_us:5.1f}  ratio {alone / step.peer_us:.2f}"
     print(
@@ -159,10 +161,12 @@ def print_cascade(rows: int, shared: int, own: int) -> None:
 def cuts() -> list[DecodeTiles]:
     """Those that fit a multiprocessor's shared memory; at least 64, 128 or 256 keys a program."""
     found = []
-    for (keys, warps, stages), programs, least in itertools.product(CUTS, (1, 2, 3, 4), (64, 128, 256)):
+    for (keys, warps, stages), programs, least, early in itertools.product(
+        CUTS, (1, 2, 3, 4), (64, 128, 256), (True, False)
+    ):
         shared = programs * (4 * keys * DIM * (stages - 1) + (8 << 10))
         if shared <= SHARED_MEMORY and programs * warps >= 4 and least >= keys:
-            found.append(DecodeTiles(keys, warps, stages, programs, least // keys))
+            found.append(DecodeTiles(keys, warps, stages, programs, least // keys, early))
     return found
 
 
@@ -173,12 +177,14 @@ def tune(steps: list[Case]) -> None:
             steps[0].run(replace(tried[0], keys=keys, warps=warps, stages=stages))()
     ratio = dict.fromkeys(tried, 0.0)
     for step in steps:
-        times = {tiles: median_us(captured(step.run(tiles)), rep=6) for tiles in tried}
+        times = {tiles: median_us(captured(step.run(tiles), IN_A_ROW), rep=6) / IN_A_ROW for tiles in tried}
         best = sorted(times, key=times.__getitem__)
         for tiles, us in times.items():
             ratio[tiles] += us / times[best[0]] / len(steps)
-        shown = "  ".join(f"{t.keys}/{t.warps}/{t.stages}/{t.programs}/{t.least}: {times[t]:.1f}" for t in best[:5])
-        print(f"{step.name:>16}  keys/warps/stages/programs/least: us   {shown}", flush=True)
+        shown = "  ".join(
+            f"{t.keys}/{t.warps}/{t.stages}/{t.programs}/{t.least}/{t.early:d}: {times[t]:.1f}" for t in best[:5]
+        )
+        print(f"{step.name:>16}  keys/warps/stages/programs/least/early: us   {shown}", flush=True)
     for tiles in sorted(ratio, key=ratio.__getitem__)[:8]:
         print(f"over all points {ratio[tiles]:.3f} times the best of each: {tiles}")
 

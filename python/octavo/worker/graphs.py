@@ -22,6 +22,7 @@ from octavo.worker.device_inputs import DeviceInputs
 from octavo.worker.slot_state import AttentionBounds, StepInputs
 
 _LARGEST: Final = 512
+_MOST_TOKENS: Final = 1024
 _FEW_ROWS: Final = 8
 
 
@@ -46,8 +47,13 @@ def decode_sizes(max_num_seqs: int) -> list[Size]:
 
 
 def mixed_sizes(max_num_seqs: int, most_tokens: int) -> list[Size]:
-    """Steps of any rows, up to so many tokens: of a few rows, and of as many as run at once."""
-    tokens = [count for count in (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048) if count <= most_tokens]
+    """Steps of any rows, up to so many tokens: of a few rows, and of as many as run at once.
+
+    From 256 tokens on products cost by the token: padding is at most a quarter of them, from 512 on an eighth. What is larger
+    than the largest graph hides its launches.
+    """
+    tokens = [16, 32, 64, 128, *range(192, 513, 64), *range(640, _MOST_TOKENS + 1, 128)]
+    tokens = [count for count in tokens if count <= most_tokens]
     rows = sorted({min(_FEW_ROWS, max_num_seqs), min(max_num_seqs, _LARGEST)})
     return [Size(r, t) for r in rows for t in tokens if r < t]
 
