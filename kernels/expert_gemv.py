@@ -1,8 +1,7 @@
 """Experts' products for very few tokens: every pair of token and expert reads its expert's weights as `gemv` does.
 
 Two launches: gate and up with the activation, for each pair; then down, where a program owns outputs of a token and adds up all its
-pairs, in the order of the slots, with their weights. Each program finds its experts itself: comparing a hundred logits takes less
-time than another launch, and lets `down` read its weights while `gate_up` runs.
+pairs, in the order of the slots, with their weights. `down` reads its experts' weights while `gate_up` runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.kernels import launch
 from octavo.kernels.expert_tiles import ExpertGemvTiles
 from octavo.kernels.fused import activate
-from octavo.kernels.routing import ranked, rivals_at_once
 from octavo.kernels.tiles import power_of_two
 
 
@@ -29,27 +27,23 @@ def _products(weights, x, column, inside):
 
 @triton.jit
 def _gate_up_kernel(
-    x, w, logits, y, width, K, x_stride, logits_stride, experts,
-    TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SILU: tl.constexpr,
-    PDL: tl.constexpr,
+    x, w, ids, y, width, K, x_stride,
+    TOP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`BN` outputs of one pair."""
     if PDL:
-        # In this order: the next kernel begins when the logits are there, and reads them at once.
+        # In this order: the next kernel begins when the choice of experts is there, and reads it at once.
         gdc_wait()
         gdc_launch_dependents()
     pair = tl.program_id(1)
-    token = (pair // TOP).to(tl.int64)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     column = tl.arange(0, BK)
     # Rows past the end are read as the last one and not stored.
     known = tl.minimum(row, width - 1)
-    rank, _ = ranked(logits + token * logits_stride, experts, TOP, SIZE, CHUNK, False)
-    expert = tl.sum(tl.where(rank == pair % TOP, tl.arange(0, SIZE), 0), 0)
-    gates = w + expert.to(tl.int64) * (2 * width) * K
-    first = gates + known[:, None].to(tl.int64) * K
-    second = gates + (known + width)[:, None].to(tl.int64) * K
-    source = x + token * x_stride
+    expert = w + tl.load(ids + pair).to(tl.int64) * (2 * width) * K
+    first = expert + known[:, None].to(tl.int64) * K
+    second = expert + (known + width)[:, None].to(tl.int64) * K
+    source = x + (pair // TOP).to(tl.int64) * x_stride
     gate = tl.zeros([BN], tl.float32)
     up = tl.zeros([BN], tl.float32)
     for at in range(0, K, BK):
@@ -65,9 +59,8 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    x, w, logits, y, width, K, logits_stride, experts,
-    TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NORMALIZE: tl.constexpr,
-    SLOTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, w, ids, weights, y, width, K,
+    TOP: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`BN` outputs of one token, all its slots at once: rows `slot * BN + n` of a tile."""
     if PDL:
@@ -77,24 +70,17 @@ def _down_kernel(
     slot, row = line // BN, tl.program_id(0) * BN + line % BN
     column = tl.arange(0, BK)
     used = slot < TOP
-    # The logits are of the kernel before the one in front, which lets this one begin when they are there; so are the weights.
-    rank, probability = ranked(logits + token * logits_stride, experts, TOP, SIZE, CHUNK, NORMALIZE)
-    expert = tl.zeros([SLOTS * BN], tl.int64)
-    weight = tl.zeros([SLOTS * BN], tl.float32)
-    for i in tl.static_range(TOP):
-        holds = rank == i
-        chosen = tl.sum(tl.where(holds, tl.arange(0, SIZE), 0), 0)
-        expert = tl.where(slot == i, chosen.to(tl.int64), expert)
-        weight = tl.where(slot == i, tl.sum(tl.where(holds, probability, 0.0), 0), weight)
+    pair = token * TOP + tl.minimum(slot, TOP - 1)
+    # The choice is of the kernel before the one in front, which lets this one begin when it is there; so are the weights.
+    expert, weight = tl.load(ids + pair), tl.load(weights + pair)
     known = tl.minimum(row, width - 1)
-    source = w + (expert * width + known)[:, None] * K
-    rows = tl.load(
-        source + column[None, :], mask=used[:, None] & (column < K)[None, :], other=0.0, cache_modifier=".cg"
-    )
+    source = w + (expert.to(tl.int64) * width + known)[:, None] * K
+    inside = used[:, None] & (column < K)[None, :]
+    rows = tl.load(source + column[None, :], mask=inside, other=0.0, cache_modifier=".cg")
     if PDL:
         gdc_wait()
-    hidden = x + (token * TOP + tl.minimum(slot, TOP - 1))[:, None] * K
-    value = tl.load(hidden + column[None, :], mask=used[:, None] & (column < K)[None, :], other=0.0)
+    hidden = x + pair[:, None] * K
+    value = tl.load(hidden + column[None, :], mask=inside, other=0.0)
     total = tl.sum(rows.to(tl.float32) * value.to(tl.float32), 1)
     for at in range(BK, K, BK):
         k = at + column
@@ -107,32 +93,27 @@ def _down_kernel(
     tl.store(y + token * width + out_row, result.to(y.dtype.element_ty), mask=out_row < width)
 
 
-def gate_up(
-    x: Tensor, weight: Tensor, logits: Tensor, num_per_token: int, silu: bool, tiles: ExpertGemvTiles
-) -> Tensor:
-    """`act(gate(x)) * up(x)` of each pair, `[T * k, F]`, for `x` `[T, D]`, `weight` `[E, 2F, D]` and router's `logits` `[T, E]`."""
-    width, depth, pairs, experts = weight.shape[1] // 2, weight.shape[2], len(x) * num_per_token, len(weight)
+def gate_up(x: Tensor, weight: Tensor, ids: Tensor, silu: bool, tiles: ExpertGemvTiles) -> Tensor:
+    """`act(gate(x)) * up(x)` of each pair, `[T * k, F]`, for `x` `[T, D]`, `weight` `[E, 2F, D]` and `ids` `[T, k]`."""
+    width, depth, pairs = weight.shape[1] // 2, weight.shape[2], ids.numel()
     out = torch.empty(pairs, width, device=x.device, dtype=x.dtype)
-    size, dependent = power_of_two(experts), launch.dependent_launch(x.device)
+    dependent = launch.dependent_launch(x.device)
     _gate_up_kernel[(triton.cdiv(width, tiles.outputs), pairs)](
-        x, weight, logits, out, width, depth, x.stride(0), logits.stride(0), experts,
-        num_per_token, size, rivals_at_once(size), tiles.outputs, tiles.depth, silu, dependent,
+        x, weight, ids, out, width, depth, x.stride(0),
+        ids.shape[1], tiles.outputs, tiles.depth, silu, dependent,
         num_warps=tiles.warps, **launch.launch_options(dependent),
     )  # fmt: skip
     return out
 
 
-def down(
-    hidden: Tensor, weight: Tensor, logits: Tensor, num_per_token: int, normalize: bool, tiles: ExpertGemvTiles
-) -> Tensor:
+def down(hidden: Tensor, weight: Tensor, ids: Tensor, weights: Tensor, tiles: ExpertGemvTiles) -> Tensor:
     """The weighted sum of each token's pairs, `[T, D]`, for `gate_up`'s result and `weight` `[E, D, F]`; right after `gate_up`."""
-    experts, width, depth = weight.shape
-    out = torch.empty(len(logits), width, device=hidden.device, dtype=hidden.dtype)
-    size, dependent = power_of_two(experts), launch.dependent_launch(hidden.device)
-    _down_kernel[(triton.cdiv(width, tiles.outputs), len(logits))](
-        hidden, weight, logits, out, width, depth, logits.stride(0), experts,
-        num_per_token, size, rivals_at_once(size), normalize,
-        power_of_two(num_per_token), tiles.outputs, tiles.depth, dependent,
+    (tokens, top), (_, width, depth) = ids.shape, weight.shape
+    out = torch.empty(tokens, width, device=hidden.device, dtype=hidden.dtype)
+    dependent = launch.dependent_launch(hidden.device)
+    _down_kernel[(triton.cdiv(width, tiles.outputs), tokens)](
+        hidden, weight, ids, weights, out, width, depth,
+        top, power_of_two(top), tiles.outputs, tiles.depth, dependent,
         num_warps=tiles.warps, **launch.launch_options(dependent),
     )  # fmt: skip
     return out

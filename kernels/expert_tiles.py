@@ -56,8 +56,6 @@ Mixture = GemvMixture | GemmMixture
 
 # Elements of the weights that a program of 128 threads has under way, in 64 registers of each.
 _AT_ONCE = 16384
-# So many experts a program can rank by itself, each against each.
-_EXPERTS_AT_ONCE = 256
 _EXACT = ExpertGemmTiles(outputs=32, depth=32, stages=2, warps=4, group=8, weights_left=False)
 
 
@@ -101,6 +99,6 @@ def fastest(tokens: int, num_per_token: int, experts: int, hidden: int, size: in
         return GemmMixture(rows=16, gate_up=_EXACT, down=_EXACT)
     pairs = tokens * num_per_token
     # While few experts are chosen twice, no weights are read twice.
-    if (tokens == 1 or pairs <= experts // 4) and experts <= _EXPERTS_AT_ONCE:
+    if tokens == 1 or pairs <= experts // 4:
         return gemv_mixture(hidden, size, num_per_token)
     return gemm_mixture(-(-pairs // min(experts, pairs)))

@@ -2,7 +2,7 @@
 
 | pairs of a token and an expert | kernels |
 | --- | --- |
-| one token, or at most a quarter as many as experts; up to 256 experts | `expert_gemv`: every pair by itself |
+| one token, or at most a quarter as many as experts | `routing.route`, `expert_gemv`: every pair by itself |
 | more, or fp32 | `routing`, `expert_gemm`: sorted by expert |
 
 `expert_tiles.fastest` has the cuts.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.kernels import expert_gemm, expert_gemv, linear
 from octavo.kernels.expert_tiles import GemvMixture, Mixture, fastest
-from octavo.kernels.routing import by_expert, check_choice, route
+from octavo.kernels.routing import by_expert, route
 from octavo.kernels.tiles import SplitTiles
 
 
@@ -79,11 +79,10 @@ def mixture(
         x = x.contiguous()
     exact = x.dtype == torch.float32
     tiles = tiles or fastest(tokens, num_per_token, experts, hidden, double // 2, exact=exact)
-    check_choice(num_per_token, experts)
-    if isinstance(tiles, GemvMixture):
-        inner = expert_gemv.gate_up(x, gate_up, logits, num_per_token, silu, tiles.gate_up)
-        return expert_gemv.down(inner, down, logits, num_per_token, normalize, tiles.down)
     routed = route(logits, num_per_token, normalize)
+    if isinstance(tiles, GemvMixture):
+        inner = expert_gemv.gate_up(x, gate_up, routed.ids, silu, tiles.gate_up)
+        return expert_gemv.down(inner, down, routed.ids, routed.weights, tiles.down)
     order = by_expert(routed.ids, experts, tiles.rows)
     inner = expert_gemm.gate_up(x, gate_up, order, num_per_token, silu, tiles.gate_up)
     return expert_gemm.combine(expert_gemm.down(inner, down, order, routed.weights, tiles.down), num_per_token)

@@ -27,8 +27,14 @@ def _logits(row, expert, experts):
 
 
 @triton.jit
-def ranked(row, experts, TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NORMALIZE: tl.constexpr):
-    """Of a token's experts, whose logits `row` points to: how many are better, all different, and the probabilities, `[SIZE]`."""
+def _route_kernel(
+    logits, ids, weights, experts, stride,
+    TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NORMALIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token a program. An expert's slot is its rank: how many experts have a larger logit, or the same and a lower index."""
+    begin_dependent(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    row = logits + token * stride
     expert = tl.arange(0, SIZE)
     value = _logits(row, expert, experts)
     rank = tl.zeros([SIZE], tl.int32)
@@ -42,22 +48,8 @@ def ranked(row, experts, TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.conste
     share = tl.exp(value - tl.where(best == float("-inf"), 0.0, best))
     chosen = (rank < TOP) & (expert < experts)
     total = tl.sum(tl.where(chosen, share, 0.0) if NORMALIZE else share, 0)
-    return rank, share / tl.where(total == 0.0, 1.0, total)
-
-
-@triton.jit
-def _route_kernel(
-    logits, ids, weights, experts, stride,
-    TOP: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NORMALIZE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One token a program. An expert's slot is its rank: how many experts have a larger logit, or the same and a lower index."""
-    begin_dependent(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, SIZE)
-    rank, weight = ranked(logits + token * stride, experts, TOP, SIZE, CHUNK, NORMALIZE)
-    chosen = (rank < TOP) & (expert < experts)
     tl.store(ids + token * TOP + rank, expert, mask=chosen)
-    tl.store(weights + token * TOP + rank, weight, mask=chosen)
+    tl.store(weights + token * TOP + rank, share / tl.where(total == 0.0, 1.0, total), mask=chosen)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -126,19 +118,6 @@ class ExpertOrder:
         return self.tiles.shape[0] - 1
 
 
-def rivals_at_once(size: int) -> int:
-    """`CHUNK` of `ranked`: comparisons that fit into registers."""
-    return min(size, max(8, 4096 // size))
-
-
-def check_choice(num_per_token: int, experts: int) -> None:
-    """Raises:
-    ValueError: `num_per_token` is not in `1..experts`, or `experts` is above `MAX_EXPERTS`.
-    """
-    if not 1 <= num_per_token <= experts <= MAX_EXPERTS:
-        raise ValueError(f"num_per_token = {num_per_token} of {experts} experts; 1 to {MAX_EXPERTS} experts are routed")
-
-
 def route(logits: Tensor, num_per_token: int, normalize: bool) -> Route:
     """The `num_per_token` experts of the largest logits, of equal ones the lower, and their softmax over all experts.
 
@@ -153,14 +132,15 @@ def route(logits: Tensor, num_per_token: int, normalize: bool) -> Route:
         ValueError: `k` is not in `1..E`, or E is above `MAX_EXPERTS`.
     """
     tokens, experts = logits.shape
-    check_choice(num_per_token, experts)
+    if not 1 <= num_per_token <= experts <= MAX_EXPERTS:
+        raise ValueError(f"num_per_token = {num_per_token} of {experts} experts; 1 to {MAX_EXPERTS} experts are routed")
     ids = torch.empty(tokens, num_per_token, device=logits.device, dtype=torch.int32)
     weights = torch.empty(tokens, num_per_token, device=logits.device, dtype=torch.float32)
     if tokens:
         size, dependent = triton.next_power_of_2(experts), launch.dependent_launch(logits.device)
         _route_kernel[(tokens,)](
             logits, ids, weights, experts, logits.stride(0),
-            num_per_token, size, rivals_at_once(size), normalize, dependent,
+            num_per_token, size, min(size, max(8, 4096 // size)), normalize, dependent,
             num_warps=4 if size >= 64 else 1, **launch.launch_options(dependent),
         )  # fmt: skip
     return Route(ids, weights)

@@ -87,21 +87,21 @@ def ring_tiles(rows: int, width: int, gated: bool) -> RingTiles:
     tile = max(8, power_of_two(rows))
     if gated:
         return RingTiles(tile, parts=2, depth=128, stages=3 if tile < 32 else 2, warps=4, programs=2)
-    stages = {8: 6, 16: 5, 32: 4, 64: 3}[tile]
-    return RingTiles(tile, parts=1, depth=128, stages=stages, warps=4, programs=2 if width > 16384 else 1)
+    stages = {8: 6, 16: 5, 32: 4, 64: 6}[tile]
+    return RingTiles(tile, parts=1, depth=128, stages=stages, warps=4, programs=2 if width > 16384 and tile < 64 else 1)
 
 
 def fastest(rows: int, width: int, depth: int, *, gated: bool, on_hopper: bool, multiprocessors: int) -> Tiles | None:
     """The cut that is fastest for a product `[rows, depth] x [width, depth]`, or None: cuBLAS is.
 
     Found on an H200 by `python -m benches.gpu.linear --tune`; from 33 rows on cuBLAS is beaten only where the activation comes
-    with the product, or where the output is as wide as a vocabulary.
+    with the product, where the output is as wide as a vocabulary, or (`python -m benches.gpu.step`) narrower than the input.
     """
     if rows == 1 or (rows == 2 and depth <= 8192):
         return gemv_tiles(width, depth, gated, multiprocessors)
     if not on_hopper:
         return split_tiles(rows, width, depth, gated, multiprocessors) if rows <= 64 else None
-    if rows <= (16 if gated else 32):
+    if rows <= (16 if gated else 64 if depth >= width else 32):
         return ring_tiles(rows, width, gated)
     if rows <= 64 and gated:
         return SplitTiles(outputs=64, depth=128, stages=2, warps=4, splits=1)

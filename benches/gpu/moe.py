@@ -169,14 +169,11 @@ def products(case: Case, tokens: int) -> Iterator[tuple[str, Callable[[int], obj
     if tokens == 1:
         inner = torch.randn(shape.top, shape.size, device="cuda", dtype=DTYPE)
         for cut in gemv_cuts(shape, True):
-            yield (
-                f"gate_up {cut}",
-                lambda i, c=cut: expert_gemv.gate_up(x, case.layers[i][1], logits, shape.top, True, c),
-            )
+            yield f"gate_up {cut}", lambda i, c=cut: expert_gemv.gate_up(x, case.layers[i][1], routed.ids, True, c)
         for cut in gemv_cuts(shape, False):
             yield (
                 f"down    {cut}",
-                lambda i, c=cut: expert_gemv.down(inner, case.layers[i][2], logits, shape.top, True, c),
+                lambda i, c=cut: expert_gemv.down(inner, case.layers[i][2], routed.ids, routed.weights, c),
             )
         return
     inner = torch.randn(tokens * shape.top, shape.size, device="cuda", dtype=DTYPE)

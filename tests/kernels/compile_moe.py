@@ -33,14 +33,14 @@ def kernels(tokens: int, top: int, experts: int, hidden: int, size: int, exact: 
     mixture = fastest(tokens, top, experts, hidden, size, exact=exact)
     dtype = "*fp32" if exact else "*bf16"
     width = power_of_two(experts)
-    chunk = routing.rivals_at_once(width)
+    chunk = min(width, max(8, 4096 // width))
     yield kernel(routing._route_kernel, dtype, {"TOP": top, "SIZE": width, "CHUNK": chunk, "NORMALIZE": True}, 4)
     if isinstance(mixture, GemvMixture):
         for function, tiles, extra in (
             (expert_gemv._gate_up_kernel, mixture.gate_up, {"SILU": True}),
-            (expert_gemv._down_kernel, mixture.down, {"SLOTS": power_of_two(top), "NORMALIZE": True}),
+            (expert_gemv._down_kernel, mixture.down, {"SLOTS": power_of_two(top)}),
         ):
-            constants = {"TOP": top, "SIZE": width, "CHUNK": chunk, "BN": tiles.outputs, "BK": tiles.depth, **extra}
+            constants = {"TOP": top, "BN": tiles.outputs, "BK": tiles.depth, **extra}
             yield kernel(function, dtype, constants, tiles.warps)
         return
     yield kernel(routing._sort_kernel, dtype, {"SIZE": min(4096, power_of_two(tokens * top))}, 8)
