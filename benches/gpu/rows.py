@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
-HIGHER_IS_BETTER = ("TFLOP/s", "TB/s", "GB/s", "tok/s", "x", "% of limit")
+HIGHER_IS_BETTER = ("TFLOP/s", "TB/s", "GB/s", "tok/s", "x", "% of rate")
 
 
 @dataclass(frozen=True, slots=True)
