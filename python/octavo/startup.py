@@ -24,6 +24,9 @@ from octavo.text import load_chat_template, load_tokenizer
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.slot_state import SlotState
 
+# Whether decode steps look for keys that all rows share: costs every step something, so that it is off until it pays.
+_CASCADE = False
+
 
 @dataclass(slots=True)
 class Started:
@@ -146,7 +149,9 @@ def _gpu_runner(
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
-    kind = Sampler if model.decoder.ops.dtype == torch.float32 else DeviceSampler
+    # The kernels take a step whole or not at all: which of the two draws a row's token would depend on the others.
+    exact = config.deterministic or model.decoder.ops.dtype == torch.float32
+    kind = Sampler if exact else DeviceSampler
     sampler = kind(model.spec.vocab_size, config.logprobs_mode)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
@@ -168,6 +173,8 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         backend = "cuda" if has_gpu else "cpu"
     if backend == "cuda" and not has_gpu:
         raise ParameterError("backend", "cuda", "'cpu' or 'auto' on this machine: torch sees no CUDA device")
+    if backend == "cpu" and config.deterministic:
+        raise ParameterError("deterministic", True, "False with backend='cpu', or backend='reference'")
     if backend == "cpu":
         from octavo.ops.cpu import CpuOps  # noqa: PLC0415
 
@@ -183,7 +190,7 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         return ReferenceOps("cuda", dtype)
     from octavo.ops.cuda import CudaOps  # noqa: PLC0415
 
-    return CudaOps("cuda", dtype)
+    return CudaOps("cuda", dtype, deterministic=config.deterministic, cascade=_CASCADE)
 
 
 def _summary(config: EngineConfig, started: Started, seconds: float) -> None:
