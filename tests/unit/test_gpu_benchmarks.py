@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from benches.gpu import limits, run
-from benches.gpu.models import LLAMA_3_8B, QWEN3_30B_A3B
+from benches.gpu import host, limits, run
+from benches.gpu.models import LLAMA_3_8B, QWEN3_30B_A3B, random_llm
+from benches.gpu.profile import Span, busy_us
 from benches.gpu.rows import Row, line, table
-from benches.gpu.workload import offline
+from benches.gpu.workload import offline, serve
 
 GPU_MISSING = not torch.cuda.is_available()
 
@@ -118,3 +121,45 @@ def test_the_offline_workload_is_the_published_one() -> None:
     vector = json.loads((run.ROOT / "tests" / "vectors" / "offline_256.json").read_text())
     work = offline(256)
     assert [[len(ids), params.max_tokens] for ids, params in zip(work.ids, work.params, strict=True)] == vector
+
+
+def test_static_batches_run_one_after_the_other_and_every_request_is_served() -> None:
+    work = offline(6, 3, 9)
+    most = 0
+    with random_llm("tiny", disable_log_stats=True, backend="cpu") as llm:
+        submit = llm.engine.submit
+
+        def noted(submissions: Any) -> Any:
+            nonlocal most
+            assert llm.stats()["num_running"] == llm.stats()["num_waiting"] == 0
+            most = max(most, len(submissions))
+            return submit(submissions)
+
+        with patch.object(llm.engine, "submit", noted):
+            served = serve(llm, work, batch=2, poll=0.0)
+    assert most == 2
+    assert served.tokens == work.outputs
+    assert len(served.first) == 6
+    assert max(served.first) <= served.last
+
+
+def test_a_steps_host_time_is_the_sum_of_what_the_loop_does() -> None:
+    (row,) = host.rows("tiny", 4, disable_log_stats=True, backend="cpu")
+    assert row.unit == "ms"
+    parts = [float(row.more[f"{name}, ms"]) for name in ("schedule", "launch", "draw", "read back", "commit")]
+    assert 0 < max(parts) <= row.measured + 0.001
+
+
+def test_idle_time_around_the_copies_of_plans_is_told_from_that_inside_of_steps() -> None:
+    spans = []
+    for step in range(40):
+        begin = 100.0 * step
+        spans += [
+            Span(begin + 5, begin + 10, "Memcpy HtoD"),
+            Span(begin + 12, begin + 50, "a"),
+            Span(begin + 51, begin + 100, "b"),
+        ]
+    between, at_all = host.idle_shares(spans)
+    assert between == pytest.approx(0.07, abs=0.005)
+    assert at_all == pytest.approx(0.08, abs=0.005)
+    assert busy_us(spans) == 40 * (5 + 38 + 49)
