@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from octavo import LLM
 
@@ -83,7 +86,14 @@ SHAPES: Final = {
 
 
 def random_llm(name: str, **settings: Any) -> LLM:
-    """An engine of the shape with random weights, contexts of 16k at most and, unless asked for, no prefix cache."""
+    """An engine of the shape with random weights, contexts of 16k at most and, unless asked for, no prefix cache.
+
+    Memory of an engine that nobody names any more is given back first: one that is made after another in the same process has to
+    be the only one that a variable still holds.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(prefix=f"octavo-{name}-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[name]))
         usual = {

@@ -26,9 +26,13 @@ TINY_STEPS: Final = ((1, 64), (4, 64))
 TINY_PREFILLS: Final = ((1, 64),)
 
 
-def _figures(llm: LLM, model: str) -> dict[str, tuple[float, str]]:
-    """Named, with their units."""
-    is_tiny = model == "tiny"
+def _figures(model: str, **settings: Any) -> dict[str, tuple[float, str]]:
+    """Of an engine, named, with their units."""
+    with random_llm(model, max_num_seqs=256, **settings) as llm:
+        return _figures_of(llm, is_tiny=model == "tiny")
+
+
+def _figures_of(llm: LLM, *, is_tiny: bool) -> dict[str, tuple[float, str]]:
     found = {}
     timed(llm, prompts(8, 40, 7), 20)
     for rows, context in TINY_STEPS if is_tiny else STEPS:
@@ -43,10 +47,7 @@ def _figures(llm: LLM, model: str) -> dict[str, tuple[float, str]]:
 
 def deterministic_rows(model: str = "llama-3-8b", **settings: Any) -> Iterator[Row]:
     """With the setting; the figure without it beside each."""
-    figures = {}
-    for wanted in (False, True):
-        with random_llm(model, deterministic=wanted, max_num_seqs=256, **settings) as llm:
-            figures[wanted] = _figures(llm, model)
+    figures = {wanted: _figures(model, deterministic=wanted, **settings) for wanted in (False, True)}
     for name, (value, unit) in figures[True].items():
         plain, _ = figures[False][name]
         cost = value / plain if unit == "ms" else plain / value
@@ -67,18 +68,21 @@ def shared_step_ms(llm: LLM, rows: int, shared: int, own: int = 32, turns: int =
     return statistics.median(one(turn) for turn in range(turns))
 
 
+def _cascade_ms(model: str, count: int, shared: int, apart: int, cascade: bool, **settings: Any) -> tuple[float, float]:
+    """Steps of rows that share a prompt, and of rows that share nothing."""
+    with (
+        patch.object(startup, "_CASCADE", cascade),
+        random_llm(model, enable_prefix_caching=True, max_num_seqs=count, **settings) as llm,
+    ):
+        timed(llm, prompts(count, 40, 7), 20)
+        return shared_step_ms(llm, count, shared), decode_ms(llm, count, apart, turns=3)
+
+
 def cascade_rows(
     model: str = "llama-3-8b", count: int = 64, shared: int = 8192, apart: int = 128, **settings: Any
 ) -> Iterator[Row]:
     """Steps of rows that share a prompt, and of rows that share nothing, with the pass and without."""
-    found: dict[bool, tuple[float, float]] = {}
-    for wanted in (False, True):
-        with (
-            patch.object(startup, "_CASCADE", wanted),
-            random_llm(model, enable_prefix_caching=True, max_num_seqs=count, **settings) as llm,
-        ):
-            timed(llm, prompts(count, 40, 7), 20)
-            found[wanted] = (shared_step_ms(llm, count, shared), decode_ms(llm, count, apart, turns=3))
+    found = {wanted: _cascade_ms(model, count, shared, apart, wanted, **settings) for wanted in (False, True)}
     for at, name in enumerate((f"{shared} common tokens", f"context {apart}, nothing in common")):
         plain, cascade = found[False][at], found[True][at]
         more = {"without": f"{number(plain)} ms", "without / with": number(plain / cascade)}

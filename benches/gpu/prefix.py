@@ -26,17 +26,28 @@ def together(requests: int, shared: int, own: int, seed: int) -> list[list[int]]
     return [common + end for end in prompts(requests, own, seed + 1_000_000)]
 
 
-def rows(
-    model: str = "llama-3-8b", requests: int = 64, shared: int = 8192, own: int = OWN, **settings: Any
-) -> Iterator[Row]:
-    """With the cache, and once without."""
+def cached(model: str, requests: int, shared: int, own: int, **settings: Any) -> tuple[float, float]:
+    """Seconds of one prompt, and of all requests."""
     with random_llm(model, enable_prefix_caching=True, **settings) as llm:
         timed(llm, together(requests, shared, own, 1), 1)
         one = statistics.median(timed(llm, prompts(1, shared + own, 10 + turn), 1) for turn in range(TURNS))
         last = statistics.median(timed(llm, together(requests, shared, own, 20 + turn), 1) for turn in range(TURNS))
+    return one, last
+
+
+def uncached(model: str, requests: int, shared: int, own: int, **settings: Any) -> float:
+    """Seconds of all requests."""
     with random_llm(model, **settings) as llm:
         timed(llm, prompts(1, shared + own, 1), 1)
-        apart = timed(llm, together(requests, shared, own, 2), 1)
+        return timed(llm, together(requests, shared, own, 2), 1)
+
+
+def rows(
+    model: str = "llama-3-8b", requests: int = 64, shared: int = 8192, own: int = OWN, **settings: Any
+) -> Iterator[Row]:
+    """With the cache, and once without."""
+    one, last = cached(model, requests, shared, own, **settings)
+    apart = uncached(model, requests, shared, own, **settings)
     name = f"{model}, {requests} requests, {shared} common tokens"
     yield Row(f"{model}, one prompt of {shared + own} tokens, TTFT", one * 1e3, "ms")
     yield Row(f"{name}: last TTFT", last * 1e3, "ms")

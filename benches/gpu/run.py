@@ -57,6 +57,7 @@ SECTIONS: Final[dict[str, Section]] = {
     "qwen-moe": Section("Qwen3-30B-A3B, whole engine", "engine", 240, {"model": "qwen3-30b-a3b"}, _STEPS),
     "start": Section("Start to first token", "start", 180),
     "host": Section("Host time and idle time", "host", 120),
+    "host-qwen": Section("Host time and idle time, Qwen3-0.6B", "host", 120, {"model": "qwen3-0.6b"}),
     "static": Section("Static against continuous batching", "static", 240),
     "prefix": Section("A common prompt", "prefix", 120),
     "deterministic": Section("Deterministic mode", "modes", 240, {"mode": "deterministic"}),

@@ -37,33 +37,31 @@ def _rate(served: Served) -> float:
     return served.tokens / served.last
 
 
-def _warm(llm: LLM) -> None:
-    timed(llm, prompts(8, 40, 7), 20)
-
-
 def contiguous_rows(llm: LLM) -> int:
     """Sequences of `max_model_len` that the engine's cache has room for."""
     return int(llm.stats()["num_blocks"]) * llm.engine.config.block_size // llm.engine.max_model_len
 
 
+def served(model: str, work: Offline, at_once: int, batch: int | None, **settings: Any) -> tuple[Served, Served, int]:
+    """By one engine, static in batches (None: of as many as reserved contexts fit) and continuous; and the size of the batches."""
+    with random_llm(model, max_num_seqs=at_once, **settings) as llm:
+        timed(llm, prompts(8, 40, 7), 20)
+        size = batch or min(len(work.ids), contiguous_rows(llm))
+        return serve(llm, work, size), serve(llm, work), size
+
+
 def rows(model: str = "llama-3-8b", requests: int = 256, batch: int = BATCH, **settings: Any) -> Iterator[Row]:
     """Same rows at once; then same memory."""
     work: Offline = offline(requests, *((100, 1024) if model != "tiny" else (4, 24)))
-    with random_llm(model, max_num_seqs=batch, **settings) as llm:
-        _warm(llm)
-        static = serve(llm, work, batch)
-        continuous = serve(llm, work)
     name = f"{model} offline-{requests}"
+    static, continuous, _ = served(model, work, batch, batch, **settings)
     yield Row(f"{name}, static, batches of {batch}", _rate(static), "tok/s", more=_columns(static))
     yield Row(f"{name}, continuous, {batch} at once", _rate(continuous), "tok/s", more=_columns(continuous))
     yield Row("continuous / static, same rows at once", _rate(continuous) / _rate(static), "x", DEMANDED_RATIO)
-    with random_llm(model, max_num_seqs=min(256, requests), **settings) as llm:
-        _warm(llm)
-        fitting = min(requests, contiguous_rows(llm))
-        paged = serve(llm, work)
-        reserved = serve(llm, work, fitting)
+    at_once = min(256, requests)
+    reserved, paged, fitting = served(model, work, at_once, None, **settings)
     yield Row(f"{name}, static, contexts reserved: {fitting} fit", _rate(reserved), "tok/s", more=_columns(reserved))
-    yield Row(f"{name}, continuous, paged, 256 at once", _rate(paged), "tok/s", more=_columns(paged))
+    yield Row(f"{name}, continuous, paged, {at_once} at once", _rate(paged), "tok/s", more=_columns(paged))
     yield Row("continuous and paged / static and reserved", _rate(paged) / _rate(reserved), "x", DEMANDED_RATIO)
 
 

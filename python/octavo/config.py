@@ -187,5 +187,6 @@ FOREIGN_ARGUMENTS = {
     "threads": "num_threads",
     "random_seed": "seed",
     "disable_radix_cache": "enable_prefix_caching",
+    "enable_deterministic_inference": "deterministic",
     "tokenizer_path": "tokenizer",
 }

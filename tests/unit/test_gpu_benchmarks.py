@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +15,7 @@ from benches.gpu import host, limits, run
 from benches.gpu.models import LLAMA_3_8B, QWEN3_30B_A3B, random_llm
 from benches.gpu.profile import Span, busy_us
 from benches.gpu.rows import Row, line, table
-from benches.gpu.workload import offline, serve
+from benches.gpu.workload import offline, serve, timed
 
 GPU_MISSING = not torch.cuda.is_available()
 
@@ -163,3 +165,29 @@ def test_idle_time_around_the_copies_of_plans_is_told_from_that_inside_of_steps(
     assert between == pytest.approx(0.07, abs=0.005)
     assert at_all == pytest.approx(0.08, abs=0.005)
     assert busy_us(spans) == 40 * (5 + 38 + 49)
+
+
+def test_an_engine_leaves_nothing_behind_for_the_next_one_to_run_beside() -> None:
+    def measured() -> weakref.ref[Any]:
+        with random_llm("tiny", disable_log_stats=True, backend="cpu") as llm:
+            timed(llm, [[1, 2, 3]], 2)
+            return weakref.ref(llm.engine._started.runner)
+
+    kept = measured()
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_section_writes_each_row_when_it_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    sections = {
+        "tiny": run.Section("t", "prefix", 60, {"model": "tiny", "requests": 3, "shared": 64, "backend": "cpu"})
+    }
+    with (
+        patch.object(run, "SECTIONS", sections),
+        patch("sys.argv", ["run", "--child", "tiny", "--out", str(out)]),
+    ):
+        run.main()
+    rows = [Row.of_json(json.loads(said)) for said in out.read_text().splitlines()]
+    assert [row.unit for row in rows] == ["ms", "ms", "ms", "times", "x"]
+    assert rows[3].measured == pytest.approx(rows[1].measured / rows[0].measured)
