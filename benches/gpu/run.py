@@ -73,7 +73,7 @@ SECTIONS: Final[dict[str, Section]] = {
     "decode": Section("Decode attention", "decode", 120),
     "linear": Section("Products of few rows", "linear", 180),
     "moe": Section("Mixtures of experts", "moe", 180),
-    "sampling": Section("Sampling", "sampling", 120),
+    "sampling": Section("Sampling", "sampling", 120, {"counts": (1, 64, 256)}),
     "loading": Section("Loading", "loading", 180),
 }
 

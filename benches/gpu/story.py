@@ -120,8 +120,7 @@ def generation_row(generation: str, length: int) -> Row:
     peak = peak_bytes(run)
     error = case.error()
     rate = case.work / milliseconds(generation, run)
-    more = {"of peak": f"{rate / PEAK:.0%}", "memory, GB": number(peak / 1e9)}
-    more["bytes counted, GB"] = number(bytes_of(generation, case) / 1e9)
+    more = {"memory, GB": number(peak / 1e9), "bytes counted, GB": number(bytes_of(generation, case) / 1e9)}
     del case, run
     torch.cuda.empty_cache()
     measured = hbm_bytes(generation, length) if length in MEASURED_LENGTHS else None

@@ -109,6 +109,12 @@ def test_a_section_that_fails_is_reported_and_the_next_one_runs(
     assert "not complete: decode ended with 1" in capfd.readouterr().out
 
 
+def test_a_section_that_takes_too_long_is_stopped() -> None:
+    found = run.run_section("decode", 0.1)
+    assert found["failure"] == "was stopped after 0 s"
+    assert found["rows"] == []
+
+
 def test_limits_are_those_that_were_worked_out_by_hand() -> None:
     assert limits.decode_ms(LLAMA_3_8B, 1, 128) == pytest.approx(3.53, abs=0.01)
     assert limits.decode_ms(LLAMA_3_8B, 1, 4096) == pytest.approx(3.66, abs=0.01)
