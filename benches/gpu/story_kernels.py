@@ -15,6 +15,8 @@ BLOCK_ROWS = 64
 """Queries of FlashAttention-1's inner loop."""
 BLOCK_COLUMNS = 128
 """Keys of its outer loop."""
+WARPS = 4
+STAGES = 2
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None:
@@ -85,7 +87,8 @@ def flash_1(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float) -> None:
     exact = q.dtype == torch.float32
     _flash_1_kernel[(heads, batch)](
         q, k, v, kept, best, total, length, scale, heads,
-        heads // k.shape[2], dim, BLOCK_ROWS, BLOCK_COLUMNS, "ieee" if exact else "tf32", num_warps=8, num_stages=1 if exact else 2,
+        heads // k.shape[2], dim, BLOCK_ROWS, BLOCK_COLUMNS, "ieee" if exact else "tf32",
+        num_warps=WARPS, num_stages=1 if exact else STAGES,
     )  # fmt: skip
     out.copy_(kept)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from benches.gpu import story, story_kernels
@@ -77,3 +82,18 @@ def test_bytes_are_summed_over_kernels_and_units():
     )
     assert story.total_bytes(said) == 1_200_500_000 + 2_000_000_000 + 5
     assert story.total_bytes("==ERROR== no permission") is None
+
+
+def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
+    # In a process whose kernels are compiled, not interpreted.
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), env.get("PYTHONPATH", "")])
+    command = [sys.executable, str(Path(__file__).with_name("compile_attention.py")), str(tmp_path)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
+    assert result.returncode == 0, result.stderr
+    lines = [dict(field.split("=") for field in line.split()) for line in result.stdout.splitlines()]
+    assert [line["kernel"] for line in lines] == ["portable,128", "portable,64", "FA-1"]
+    for line in lines:
+        assert line["stack"] == "0", line
+        assert int(line["wgmma"]) > 0, line
+        assert int(line["shared"]) <= 227 << 10, line
