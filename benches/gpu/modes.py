@@ -3,7 +3,7 @@
 python -m benches.gpu.modes deterministic|cascade [--model llama-3-8b]
 
 Each setting is measured against the same engine without it in the same run. The cascade pass reads the keys that all rows of a step
-share once; its rows are 64 requests with a common prompt of 8,192 tokens, and requests that share nothing, where it can only cost.
+share once; measured are 64 requests with a common prompt of 8,192 tokens, and 64 that share nothing, which it must not slow down.
 """
 
 from __future__ import annotations

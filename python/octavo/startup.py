@@ -24,7 +24,7 @@ from octavo.text import load_chat_template, load_tokenizer
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.slot_state import SlotState
 
-# Whether decode steps look for keys that all rows share: costs every step something, so that it is off until it pays.
+# Whether there are graphs for decode steps whose rows share a long beginning, which then is read once for all.
 _CASCADE = False
 
 
@@ -158,10 +158,12 @@ def _gpu_runner(
 
 def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner, max_num_batched_tokens: int) -> None:
     """Makes the CUDA graphs, with a progress bar."""
-    from octavo.worker.graphs import decode_sizes, mixed_sizes  # noqa: PLC0415
+    from octavo.worker.graphs import decode_sizes, mixed_sizes, sharing_sizes  # noqa: PLC0415
 
     most, shown = runner.state.max_num_seqs, not config.disable_log_stats
     sizes = decode_sizes(most) + mixed_sizes(most, max_num_batched_tokens)
+    if _CASCADE and config.enable_prefix_caching and not config.deterministic:
+        sizes += sharing_sizes(most)
     runner.capture(StepPlan(core), sizes, lambda items: tracked("CUDA graphs", items, shown))
 
 
@@ -190,7 +192,7 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         return ReferenceOps("cuda", dtype)
     from octavo.ops.cuda import CudaOps  # noqa: PLC0415
 
-    return CudaOps("cuda", dtype, deterministic=config.deterministic, cascade=_CASCADE)
+    return CudaOps("cuda", dtype, deterministic=config.deterministic)
 
 
 def _summary(config: EngineConfig, started: Started, seconds: float) -> None:
