@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-engine test-gpu clean
+.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-engine bench-gpu test-gpu clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ bench-text:  ## criterion: tokenizers, detokenizer, parsers
 
 bench-engine: build
 	$(BIN)/python -m benches.engine.run
+
+bench-gpu: build  ## every GPU figure, on one H200; writes the table of docs/performance.md
+	$(BIN)/python -m benches.gpu.run
 
 clean:  ## remove what the build made
 	rm -rf target $(VENV) .mypy_cache .ruff_cache .pytest_cache

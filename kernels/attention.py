@@ -112,8 +112,9 @@ def prefill_attention(
     window: int | None,
     softcap: float | None,
     min_query_len: int = 1,
+    tile_queries: int | None = None,
 ) -> None:
-    """Causal attention of rows of any query length.
+    """Causal attention of rows of any query length; a token's result depends on no other token's query.
 
     Args:
         q: `[T, H, d]`.
@@ -127,16 +128,17 @@ def prefill_attention(
         window: a token sees so many last positions, its own included.
         softcap: scores become `softcap * tanh(score / softcap)`.
         min_query_len: rows of fewer queries are left out, and their outputs alone.
+        tile_queries: queries of a program, instead of what is fastest for long prompts; a power of two.
     """
     rows, heads, dim = block_table.shape[0], q.shape[1], q.shape[2]
     padded = max(16, triton.next_power_of_2(dim))
     exact = q.dtype == torch.float32
-    tile_m, tile_n = (32, 32) if exact else (128, 64 if padded <= 128 else 32)
+    tile_m, tile_n = (32, 32) if exact else (tile_queries or 128, 64 if padded <= 128 else 32)
     grid = (triton.cdiv(num_tokens, tile_m) + rows, heads)
     _prefill_kernel[grid](
         q, kv_cache, block_table, query_start_loc, seq_lens, out, scale, softcap or 0.0, rows,
         q.stride(0), block_table.stride(0), *kv_cache.stride()[:3],
         heads // kv_cache.shape[2], kv_cache.shape[3], dim, padded, tile_m, tile_n,
         window or 0, softcap is not None, "ieee" if exact else "tf32", min_query_len,
-        num_warps=4 if exact else 8, num_stages=1 if exact else 3,
+        num_warps=4 if tile_m <= 64 else 8, num_stages=1 if exact else 3,
     )  # fmt: skip

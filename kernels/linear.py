@@ -97,11 +97,17 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def _tiles(x: Tensor, weight: Tensor, tiles: Tiles | None, *, gated: bool) -> Tiles | None:
     """What was asked for or is fastest; None where cuBLAS is, or where our kernels do not apply."""
-    if not (x.shape[0] and weight.numel() and weight.is_contiguous() and x.stride(1) == 1):
+    if not (x.shape[0] and weight.numel()):
         return None
+    if not (weight.is_contiguous() and x.stride(1) == 1):
+        if tiles is not None:
+            raise ValueError(f"tiles = {tiles} need rows in one piece: strides are {x.stride()} and {weight.stride()}")
+        return None
+    if tiles is not None:
+        return tiles
     if x.dtype not in (torch.bfloat16, torch.float16):
         return None
-    return tiles or fastest(
+    return fastest(
         x.shape[0],
         weight.shape[0] // (2 if gated else 1),
         weight.shape[1],

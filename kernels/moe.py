@@ -19,9 +19,11 @@ from octavo.kernels.routing import by_expert, route
 from octavo.kernels.tiles import SplitTiles
 
 
-def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x · weightᵀ + bias` in fp32, `[T, E]`: rounding must not make experts equal."""
+def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tiles: SplitTiles | None = None) -> Tensor:
+    """`x · weightᵀ + bias` in fp32, `[T, E]`: rounding must not make experts equal. `tiles`: the cut, if not the fastest."""
     out = torch.empty(x.shape[0], weight.shape[0], device=x.device, dtype=torch.float32)
+    if tiles is not None:
+        return linear.linear(x, weight, bias, out=out, tiles=tiles)
     if x.shape[0] <= 1 or x.dtype == torch.float32:
         return linear.linear(x, weight, bias, out=out)
     # So few outputs make few tiles: the inner dimension is split while there are few tokens.

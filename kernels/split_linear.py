@@ -1,7 +1,9 @@
 """Matrix products of few rows on tensor cores, in portable Triton: tiles of the weights, the inner dimension split over programs.
 
 Weights are the left operand (`yᵀ = W · xᵀ`): their rows are many, those of `x` few. Sums of a split go to the workspace; the
-program that arrives last adds them up in the order of the splits, so the result does not depend on who is last.
+program that arrives last adds them up in the order of the splits, so the result does not depend on who is last. Where tiles of a
+fixed number of rows are many, one program makes all splits' sums in turn and adds them up in the same order: a row gets the same
+bits whatever else is multiplied with it (batch invariance: He et al., 2025).
 """
 
 from __future__ import annotations
@@ -16,14 +18,40 @@ from octavo.kernels.fused import activate
 from octavo.kernels.launch import prefetch
 from octavo.kernels.tiles import SplitTiles, power_of_two
 
+# Tiles of rows of neighbouring programs: the rows of `x` that they share stay in the cache.
+_GROUP = 16
+
 
 @triton.jit
 def _step(first, second, source, acc, up, in_row, in_column, GATED: tl.constexpr):
     """One stage: `BK` columns of the weights and of `x`."""
     rows = tl.load(source, mask=in_column, other=None if in_column is None else 0.0)
-    acc = tl.dot(tl.load(first, mask=in_row, other=None if in_row is None else 0.0), rows, acc)
+    acc = tl.dot(tl.load(first, mask=in_row, other=None if in_row is None else 0.0), rows, acc, input_precision="ieee")
     if GATED:
-        up = tl.dot(tl.load(second, mask=in_row, other=None if in_row is None else 0.0), rows, up)
+        more = tl.load(second, mask=in_row, other=None if in_row is None else 0.0)
+        up = tl.dot(more, rows, up, input_precision="ieee")
+    return acc, up
+
+
+@triton.jit
+def _sums(
+    first, second, source, begin, stop,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Of one split: the columns from `begin` to `stop`."""
+    column = tl.arange(0, BK)
+    acc = tl.zeros([BN, BM], tl.float32)
+    up = tl.zeros([BN, BM], tl.float32)
+    for at in range(begin, stop, BK):
+        k = at + column
+        if EVEN:
+            acc, up = _step(first + k[None, :], second + k[None, :], source + k[:, None], acc, up, None, None, GATED)
+        else:
+            inside = k < stop
+            acc, up = _step(
+                first + k[None, :], second + k[None, :], source + k[:, None], acc, up,
+                inside[None, :], inside[:, None], GATED,
+            )  # fmt: skip
     return acc, up
 
 
@@ -48,14 +76,19 @@ def _prefetch_rows(w, known, K, begin, width, GATED: tl.constexpr, BYTES: tl.con
 @triton.jit(do_not_specialize=["M", "width", "tiles_m", "blocks"])
 def _split_kernel(
     x, w, bias, y, partial, counters, M, width, K, x_stride, tiles_m, blocks,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, IN_TURN: tl.constexpr, GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
     GATED: tl.constexpr, SILU: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Outputs `[BN, BM]` (GATED: both halves') of one tile over `blocks * BK` columns."""
+    """Outputs `[BN, BM]` (GATED: both halves') of one tile over `blocks * BK` columns, or over IN_TURN times as many."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    row = tile // tiles_m * BN + tl.arange(0, BN)
-    m = tile % tiles_m * BM + tl.arange(0, BM)
-    column = tl.arange(0, BK)
+    # Neighbours have the same weights, and a group of them few enough rows of `x` for the cache.
+    tiles_n = tl.cdiv(width, BN)
+    group = tile // (GROUP * tiles_n)
+    size = tl.minimum(GROUP, tiles_m - group * GROUP)
+    inside_group = tile % (GROUP * tiles_n)
+    row = inside_group // size * BN + tl.arange(0, BN)
+    m = (group * GROUP + inside_group % size) * BM + tl.arange(0, BM)
     begin = split * blocks * BK
     stop = tl.minimum(K, begin + blocks * BK)
     # Rows past the ends are read as the last ones and not stored.
@@ -67,18 +100,14 @@ def _split_kernel(
         gdc_launch_dependents()
         _prefetch_rows(w, known, K, begin, width, GATED, PREFETCH)
         gdc_wait()
-    acc = tl.zeros([BN, BM], tl.float32)
-    up = tl.zeros([BN, BM], tl.float32)
-    for at in range(begin, stop, BK):
-        k = at + column
-        if EVEN:
-            acc, up = _step(first + k[None, :], second + k[None, :], source + k[:, None], acc, up, None, None, GATED)
-        else:
-            inside = k < stop
-            acc, up = _step(
-                first + k[None, :], second + k[None, :], source + k[:, None], acc, up,
-                inside[None, :], inside[:, None], GATED,
-            )  # fmt: skip
+    acc, up = _sums(first, second, source, begin, stop, BM, BN, BK, EVEN, GATED)
+    for _ in range(1, IN_TURN):
+        begin = stop
+        stop = tl.minimum(K, begin + blocks * BK)
+        more, more_up = _sums(first, second, source, begin, stop, BM, BN, BK, EVEN, GATED)
+        acc += more
+        if GATED:
+            up += more_up
     last = True
     if SPLITS > 1:
         SIZE: tl.constexpr = BN * BM
@@ -114,11 +143,15 @@ def split_linear(
         ValueError: the tiles need more sums than the workspace holds.
     """
     (rows, depth), width = x.shape, out.shape[1]
-    tile_m = min(64, max(8, power_of_two(rows)))
+    tile_m = tiles.rows or min(64, max(8, power_of_two(rows)))
     tiles_m, tiles_n = triton.cdiv(rows, tile_m), triton.cdiv(width, tiles.outputs)
     blocks = triton.cdiv(triton.cdiv(depth, tiles.splits), tiles.depth)
     share = blocks * tiles.depth
     splits = triton.cdiv(depth, share)
+    in_turn = 1
+    # Tiles that fill the device by themselves have no use for more programs.
+    if tiles.rows and tiles_m * tiles_n >= launch.multiprocessors(x.device):
+        splits, in_turn = 1, splits
     partial, counters = out, out
     if splits > 1:
         memory = launch.workspace(x.device)
@@ -132,7 +165,7 @@ def split_linear(
     _split_kernel[(tiles_m * tiles_n, splits)](
         x, weight, weight if bias is None else bias, out, partial, counters,
         rows, width, depth, x.stride(0), tiles_m, blocks,
-        tile_m, tiles.outputs, tiles.depth, splits, depth % tiles.depth == 0,
+        tile_m, tiles.outputs, tiles.depth, splits, in_turn, _GROUP, depth % tiles.depth == 0,
         gated, silu, bias is not None, dependent, prefetch,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch.launch_options(dependent),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -28,6 +29,8 @@ class SplitTiles:
     warps: int
     splits: int
     """Programs that share the inner dimension."""
+    rows: int = 0
+    """Rows of `x` of a tile; 0: as few as hold them, 64 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ def split_tiles(rows: int, width: int, depth: int, gated: bool, multiprocessors:
     wanted = 2 * multiprocessors // max(1, -(-width // outputs))
     splits = max(1, min(wanted, depth // 512, 8))
     return SplitTiles(outputs=outputs, depth=64, stages=4 if gated or outputs == 128 else 6, warps=4, splits=splits)
+
+
+def invariant_tiles(width: int, depth: int, gated: bool, multiprocessors: int) -> SplitTiles:
+    """One cut for any number of rows: a row's result does not depend on the others, nor on how many there are."""
+    return dataclasses.replace(split_tiles(64, width, depth, gated, multiprocessors), rows=64)
 
 
 def ring_tiles(rows: int, width: int, gated: bool) -> RingTiles:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,25 @@ from octavo.models.catalog import resolve_model
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter; its library functions read this when they are imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter adds up products in their order. Its own are BLAS's, whose order depends on where in a tile an output
+    lies, which that of tensor cores does not."""
+    if torch.cuda.is_available():
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(_self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        left, right = (part.data.astype(np.float32) for part in (a, b))
+        total = np.broadcast_to(d.data.astype(np.float32), (len(left), right.shape[1])).copy()
+        product = np.empty_like(total)
+        for column, row in zip(left.T, right, strict=True):
+            total += np.multiply(column[:, None], row, out=product)
+        return TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 @pytest.fixture(scope="session")

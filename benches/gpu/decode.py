@@ -1,8 +1,8 @@
 """Decode attention over the paged cache on one GPU, against FA-3's times on such a GPU (docs/performance.md).
 
 Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16; the schedule is for sequences of up to
-131,072 tokens, as an engine captures it. Times are medians of a graph's replays with a cold L2 cache; "in a row" is a call's share
-of a graph of 32 calls, one behind the other as layers are, with warm caches.
+131,072 tokens, as an engine captures it. Times are a call's share of a graph of 16 calls, one behind the other as layers are, each
+with keys and values that are not in the L2 cache; "alone" is a graph of one call, whose own launch takes some 6 us of it.
 
     python -m benches.gpu.decode [--tune]
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
+from benches.gpu.rows import Row, number, show
 from octavo.kernels import launch
 from octavo.kernels.cascade import cascade_attention, cascade_schedule
 from octavo.kernels.decode import decode_attention
@@ -37,6 +38,7 @@ CUTS = (
 )  # fmt: skip
 """Keys, warps and stages: what is compiled; programs and the least number of tiles are not."""
 SHARED_MEMORY = 227 << 10
+FILLING = 400 << 20
 IN_A_ROW = 16
 """Launches of a graph, as a step has one for each layer: a single one's time is the graph's too."""
 
@@ -49,16 +51,20 @@ class Case:
     q: torch.Tensor
     cache: torch.Tensor
     table: torch.Tensor
+    """Of the first layer."""
     starts: torch.Tensor
     lengths: torch.Tensor
     peer_us: float | None = None
+    layers: int = 1
+    """Whose blocks follow each other in the cache: enough to fill the L2 cache several times."""
 
     def run(self, tiles: DecodeTiles | None = None, out: torch.Tensor | None = None) -> Callable[[], None]:
-        """The attention, whose schedule is made now."""
+        """The attention, of the next layer in each call; its schedule is made now."""
         schedule = decode_schedule(self.starts, self.lengths, SHAPE, max_seq_len=LONGEST, tiles=tiles)
         out = torch.empty_like(self.q) if out is None else out
+        tables = itertools.cycle([self.table + layer * self.table.numel() for layer in range(self.layers)])
         return lambda: decode_attention(
-            self.q, self.cache, self.table, self.starts, self.lengths, out, schedule, scale=DIM**-0.5, softcap=None
+            self.q, self.cache, next(tables), self.starts, self.lengths, out, schedule, scale=DIM**-0.5, softcap=None
         )
 
     def expected(self) -> torch.Tensor:
@@ -72,12 +78,13 @@ class Case:
 def case(name: str, lengths: list[int], shared: int = 0, peer_us: float | None = None) -> Case:
     """Scattered blocks; the first `shared` keys are in the same ones for all rows."""
     rows, columns = len(lengths), -(-max(lengths) // BLOCK)
+    layers = max(1, min(IN_A_ROW, FILLING // (4 * sum(lengths) * KV_HEADS * DIM)))
     table = torch.randperm(rows * columns, device="cuda", dtype=torch.int32).view(rows, columns)
     table[:, : shared // BLOCK] = table[0, : shared // BLOCK]
-    cache = torch.randn(rows * columns, 2, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(layers * rows * columns, 2, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
     q = torch.randn(rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
-    return Case(name, q, cache, table, starts, torch.tensor(lengths, device="cuda", dtype=torch.int32), peer_us)
+    return Case(name, q, cache, table, starts, torch.tensor(lengths, device="cuda", dtype=torch.int32), peer_us, layers)
 
 
 def cases() -> list[Case]:
@@ -107,37 +114,39 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.float() - expected.float()).norm() / expected.float().norm())
 
 
-def print_case(step: Case) -> None:
+def case_row(step: Case) -> Row:
+    """A point, against FA-3; the limit is one read of the keys and values."""
     out = torch.full_like(step.q, torch.nan)
-    run = step.run(out=out)
-    alone, row = median_us(captured(run)), median_us(captured(run, IN_A_ROW)) / IN_A_ROW
-    size = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3
-    peer = "" if step.peer_us is None else f"  FA-3 {step.peer_us:5.1f}  ratio {alone / step.peer_us:.2f}"
-    print(
-        f"decode {step.name:>16}  {alone:6.1f} us  in a row {row:6.1f}  {size / alone:5.0f} GB/s  "
-        f"of the limit {size / alone / LIMIT:4.0%}  error {error(out, step.expected()):.1e}{peer}",
-        flush=True,
-    )
+    us = median_us(captured(step.run(), IN_A_ROW)) / IN_A_ROW
+    alone = median_us(captured(step.run()))
+    step.run(out=out)()
+    limit = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3 / LIMIT
+    peer = step.peer_us
+    wanted = 14.0 if step.name == "1 x 8192" else None if peer is None else 1.05 * peer
+    return Row(
+        f"decode attention {step.name}", us, "us", wanted, peer, "" if peer is None else "FA-3", limit,
+        {"alone, us": number(alone), "error": f"{error(out, step.expected()):.0e}"},
+    )  # fmt: skip
 
 
-def print_schedule(rows: int) -> None:
+def schedule_row(rows: int) -> Row:
     lengths = torch.full((rows,), 1000, device="cuda", dtype=torch.int32)
     starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
     us = median_us(captured(lambda: decode_schedule(starts, lengths, SHAPE, max_seq_len=LONGEST)))
-    print(f"schedule of {rows:3d} rows, once a step  {us:.1f} us", flush=True)
+    return Row(f"schedule of {rows} rows, once a step", us, "us")
 
 
-def print_deterministic(rows: int, length: int) -> None:
+def deterministic_row(rows: int, length: int) -> Row:
     step = case("", [length] * rows)
     schedule = decode_schedule(step.starts, step.lengths, SHAPE, max_seq_len=LONGEST, deterministic=True)
     out = torch.empty_like(step.q)
     us = median_us(captured(lambda: decode_attention(
         step.q, step.cache, step.table, step.starts, step.lengths, out, schedule, scale=DIM**-0.5, softcap=None
     )))  # fmt: skip
-    print(f"deterministic {rows:3d} x {length}  {us:.1f} us", flush=True)
+    return Row(f"decode attention {rows} x {length}, rows cut into fixed chunks", us, "us")
 
 
-def print_cascade(rows: int, shared: int, own: int) -> None:
+def cascade_rows(rows: int, shared: int, own: int) -> Iterator[Row]:
     step = case(f"{rows} x ({shared} + {own})", [shared + own] * rows, shared=shared)
     arguments = (step.q, step.cache, step.table, step.starts, step.lengths)
     limits = {"scale": DIM**-0.5, "softcap": None}
@@ -150,12 +159,25 @@ def print_cascade(rows: int, shared: int, own: int) -> None:
     schedule, out, alone = cut(), torch.full_like(step.q, torch.nan), torch.full_like(step.q, torch.nan)
     together = median_us(captured(lambda: cascade_attention(*arguments, out, schedule, **limits)))
     apart = median_us(captured(step.run(out=alone)))
-    found = median_us(captured(cut))
-    print(
-        f"cascade {step.name}  {together:.1f} us, off {apart:.1f}: {apart / together:.1f} times as fast; schedule {found:.1f} us; "
-        f"shared keys {schedule.keys.item()}  error {error(out, alone):.1e}",
-        flush=True,
-    )
+    more = {"schedule, us": number(median_us(captured(cut))), "error": f"{error(out, alone):.0e}"}
+    yield Row(f"decode attention {step.name}, every row alone", apart, "us")
+    yield Row(f"decode attention {step.name}, cascade", together, "us", more=more)
+    if shared:
+        yield Row(f"decode attention {step.name}, alone / cascade", apart / together, "x", 3.0)
+
+
+def rows() -> Iterator[Row]:
+    """All points but the ranking of cuts."""
+    torch.manual_seed(0)
+    steps = cases()
+    with launch.compiling_ahead(16):
+        steps[0].run()()
+    yield from map(case_row, steps)
+    yield from map(schedule_row, (1, 256))
+    yield deterministic_row(1, 8192)
+    yield deterministic_row(64, 1024)
+    yield from cascade_rows(64, 8192, 128)
+    yield from cascade_rows(64, 0, 1024)
 
 
 def cuts() -> list[DecodeTiles]:
@@ -192,20 +214,12 @@ def tune(steps: list[Case]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true", help="rank the cuts")
-    torch.manual_seed(0)
     print(torch.cuda.get_device_name(), torch.__version__)
-    steps = cases()
     if parser.parse_args().tune:
-        tune(steps)
-        return
-    for step in steps:
-        print_case(step)
-    for rows in (1, 256):
-        print_schedule(rows)
-    print_deterministic(1, 8192)
-    print_deterministic(64, 1024)
-    print_cascade(64, 8192, 128)
-    print_cascade(64, 0, 1024)
+        torch.manual_seed(0)
+        tune(cases())
+    else:
+        show(rows())
 
 
 if __name__ == "__main__":

@@ -10,56 +10,40 @@ random prompts of 100 to 1024 ids, as many outputs, temperature 0.6, at most 256
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
-from typing import Final
+from collections.abc import Collection, Iterator
+from typing import Any, Final
 
-from benches.gpu.models import random_llm
-from octavo import LLM, SamplingParams
+from benches.gpu import limits
+from benches.gpu.models import SHAPES, random_llm
+from benches.gpu.rows import Row, show
+from benches.gpu.workload import decode_ms, offline, output_rate, prompts, timed
+from octavo import LLM
 
-# rows, context: best peer's ms and the limit's.
-DECODE: Final[dict[str, dict[tuple[int, int], tuple[float, float]]]] = {
-    "llama-3-8b": {(1, 128): (4.68, 3.53), (1, 4096): (4.84, 3.66), (64, 128): (5.81, 3.9), (64, 1024): (7.47, 5.7)},
-    "qwen3-0.6b": {(1, 128): (0.0, 0.29), (64, 128): (0.0, 0.0), (256, 512): (0.0, 0.0)},
-    "qwen3-30b-a3b": {(1, 128): (0.0, 0.0), (64, 128): (0.0, 0.0)},
+PARTS: Final = ("decode", "prefill", "offline")
+# Rows and context: milliseconds demanded, and the best peer's.
+Points = dict[tuple[int, int], tuple[float | None, float | None]]
+DECODE: Final[dict[str, Points]] = {
+    "llama-3-8b": {(1, 128): (3.95, 4.68), (1, 4096): (None, 4.84), (64, 128): (4.9, 5.81), (64, 1024): (6.8, 7.47)},
+    "qwen3-0.6b": {(1, 128): (None, None), (64, 128): (None, None), (256, 512): (None, None)},
+    "qwen3-30b-a3b": {(1, 128): (limits.decode_ms(SHAPES["qwen3-30b-a3b"], 1, 128) / 0.65, None),
+                      (64, 128): (limits.decode_ms(SHAPES["qwen3-30b-a3b"], 64, 128) / 0.65, None)},
+    "tiny": {(1, 64): (None, None), (4, 64): (None, None)},
+}  # fmt: skip
+PREFILL: Final[dict[str, Points]] = {
+    "llama-3-8b": {(1, 1024): (24.5, 28.8), (1, 8192): (204.0, 210.0), (8, 2048): (368.0, 381.8)},
+    "qwen3-0.6b": {(1, 1024): (None, None), (1, 8192): (None, None)},
+    "qwen3-30b-a3b": {(1, 8192): (None, None)},
+    "tiny": {(1, 64): (None, None)},
 }
-PREFILL: Final[dict[str, dict[tuple[int, int], tuple[float, float]]]] = {
-    "llama-3-8b": {(1, 1024): (28.8, 19.4), (1, 8192): (210.0, 176.0), (8, 2048): (381.8, 317.0)},
-    "qwen3-0.6b": {(1, 1024): (0.0, 0.0), (1, 8192): (0.0, 0.0)},
-    "qwen3-30b-a3b": {(1, 8192): (0.0, 0.0)},
+# Requests: output tokens a second demanded, the best peer's, and the limit's as docs/performance.md has it.
+OFFLINE: Final[dict[str, dict[int, tuple[float | None, float | None, float | None]]]] = {
+    "llama-3-8b": {256: (10_800, 9_748, 12_300), 1024: (12_300, 10_676, None)},
+    "qwen3-0.6b": {256: (28_000, 23_243, 33_000), 1024: (28_000, 19_693, None)},
+    "qwen3-30b-a3b": {256: (None, None, None)},
+    "tiny": {4: (None, None, None)},
 }
-OFFLINE: Final[dict[str, dict[int, tuple[float, float]]]] = {
-    "llama-3-8b": {256: (9748, 12300), 1024: (10676, 0)},
-    "qwen3-0.6b": {256: (23243, 33000), 1024: (19693, 0)},
-    "qwen3-30b-a3b": {256: (0, 0)},
-}
-
-
-def prompts(rows: int, length: int, seed: int) -> list[list[int]]:
-    """Random ids, different in every call so that nothing is cached."""
-    random.seed(seed)
-    return [[random.randint(10, 9999) for _ in range(length)] for _ in range(rows)]
-
-
-def timed(llm: LLM, ids: list[list[int]], new: int) -> float:
-    """Seconds of one generation of `new` tokens for each prompt, greedy."""
-    params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-    began = time.perf_counter()
-    llm.generate(ids, params, use_tqdm=False)
-    return time.perf_counter() - began
-
-
-def decode_ms(llm: LLM, rows: int, context: int) -> float:
-    """Milliseconds of a decode step around `context` known tokens."""
-    few, many = 9, 73
-
-    def one(turn: int) -> float:
-        short = timed(llm, prompts(rows, context - 32, 2 * turn), few)
-        long = timed(llm, prompts(rows, context - 32, 2 * turn + 1), many)
-        return (long - short) / (many - few) * 1e3
-
-    return statistics.median(one(turn) for turn in range(5))
 
 
 def prefill_ms(llm: LLM, rows: int, length: int) -> float:
@@ -68,50 +52,45 @@ def prefill_ms(llm: LLM, rows: int, length: int) -> float:
     return statistics.median(timed(llm, prompts(rows, length, turn), 1) for turn in range(5)) * 1e3
 
 
-def offline(llm: LLM, count: int) -> float:
-    """Output tokens a second."""
-    random.seed(0)
-    ids = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(count)]
-    params = [
-        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=random.randint(100, 1024)) for _ in range(count)
-    ]
-    began = time.perf_counter()
-    llm.generate(ids, params, use_tqdm=False)
-    return sum(p.max_tokens or 0 for p in params) / (time.perf_counter() - began)
-
-
-def row(name: str, value: float, unit: str, peer: float, limit: float) -> None:
-    """One line of the table."""
-    beside = f"best peer {peer:10,.2f}" if peer else ""
-    share = ""
-    if limit:
-        ratio = value / limit if unit == "tok/s" else limit / value
-        share = f"limit {limit:10,.2f}  {ratio:6.1%} of it"
-    print(f"{name:26s} {value:12,.2f} {unit:6s} {beside:22s} {share}", flush=True)
+def rows(
+    model: str, only: Collection[str] = PARTS, sizes: Collection[int] | None = None, **settings: Any
+) -> Iterator[Row]:
+    """The points of a model; `sizes`: offline batches of only these numbers of requests."""
+    shape = SHAPES[model]
+    with random_llm(model, **{"max_num_seqs": 256, **settings}) as llm:
+        timed(llm, prompts(8, 40, 7), 20)
+        if "decode" in only:
+            for (count, context), (wanted, peer) in DECODE[model].items():
+                yield Row(
+                    f"{model} decode step, batch {count}, context {context}", decode_ms(llm, count, context), "ms",
+                    wanted, peer, limit=limits.decode_ms(shape, count, context),
+                )  # fmt: skip
+        if "prefill" in only:
+            for (count, length), (wanted, peer) in PREFILL[model].items():
+                yield Row(
+                    f"{model} prefill {count} x {length}", prefill_ms(llm, count, length), "ms",
+                    wanted, peer, limit=limits.prefill_ms(shape, count, length),
+                )  # fmt: skip
+        if "offline" in only:
+            longest = 40 if model == "tiny" else 1024
+            for count, (wanted, peer, limit) in OFFLINE[model].items():
+                if sizes is None or count in sizes:
+                    work = offline(count, min(100, longest // 4), longest)
+                    began = time.perf_counter()
+                    rate = output_rate(llm, work)
+                    more = {"seconds": f"{time.perf_counter() - began:.1f}"}
+                    yield Row(f"{model} offline-{count}", rate, "tok/s", wanted, peer, limit=limit, more=more)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3-8b", choices=sorted(DECODE))
-    parser.add_argument("--only", default="decode,prefill,offline")
+    parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--offline", default="", help="only these sizes, e.g. 256")
     args = parser.parse_args()
-    began = time.perf_counter()
-    with random_llm(args.model, enforce_eager=args.eager, max_num_seqs=256) as llm:
-        timed(llm, prompts(1, 16, 0), 1)
-        row(f"{args.model} first token", time.perf_counter() - began, "s", 60.0, 0.0)
-        timed(llm, prompts(8, 300, 7), 20)
-        if "decode" in args.only:
-            for (rows, context), (peer, limit) in DECODE[args.model].items():
-                row(f"decode {rows} x {context}", decode_ms(llm, rows, context), "ms", peer, limit)
-        if "prefill" in args.only:
-            for (rows, length), (peer, limit) in PREFILL[args.model].items():
-                row(f"prefill {rows} x {length}", prefill_ms(llm, rows, length), "ms", peer, limit)
-        if "offline" in args.only:
-            for count, (peer, limit) in OFFLINE[args.model].items():
-                if not args.offline or str(count) in args.offline.split(","):
-                    row(f"offline-{count}", offline(llm, count), "tok/s", peer, limit)
+    sizes = [int(size) for size in args.offline.split(",")] if args.offline else None
+    show(rows(args.model, args.only.split(","), sizes, enforce_eager=args.eager))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as cublas
 
+from benches.gpu.limits import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
+from benches.gpu.rows import Row, number, show
 from octavo.kernels import fused, launch
 from octavo.kernels.linear import gated_linear, linear
 from octavo.kernels.tiles import GemvTiles, RingTiles, SplitTiles, Tiles, power_of_two
@@ -205,31 +207,53 @@ def tune_row(model: str, name: str, case: Case, rows: int) -> None:
             print(f"      {times[tiles]:6.1f} us {case.bytes / times[tiles] / 1e6:.2f} TB/s  {tiles}", flush=True)
 
 
-def table(models: list[str]) -> None:
-    """cuBLAS, ours, ours with dependent launches: microseconds and TB/s, TFLOP/s of the last."""
+def table(models: list[str], counts: Sequence[int] = ROWS) -> Iterator[Row]:
+    """Ours with dependent launches in TB/s of the weights; the others beside it."""
     for model in models:
         for name, (outputs, depth) in MODELS[model].items():
             case = Case(name, outputs, depth)
-            for rows in ROWS:
-                print(f"{model} {name:8s}{rows:4d} rows  {table_row(case, rows)}", flush=True)
+            for rows in counts:
+                yield table_row(f"{model} {name}, {rows} rows", case, rows)
             del case
             torch.cuda.empty_cache()
 
 
-def table_row(case: Case, rows: int) -> str:
+def table_row(what: str, case: Case, rows: int) -> Row:
+    """The demand is 95 % of the bandwidth, up to 64 rows; the limit that or the operations'."""
     case.draw(rows)
-    times = {"cuBLAS": case.us(lambda weight: cublas(case.x, weight))}
+    peer = case.us(lambda weight: cublas(case.x, weight))
     launch.set_dependent_launch(False)
-    times["ours"] = case.us(case.ours)
+    plain = case.us(case.ours)
     launch.set_dependent_launch(True)
-    times["dependent"] = case.us(case.ours)
-    shown = "  ".join(f"{name} {us:6.1f} us {case.bytes / us / 1e6:4.2f} TB/s" for name, us in times.items())
-    rate = 2 * rows * case.outputs * case.depth / times["dependent"] / 1e6
-    return f"{shown}  {rate:4.0f} TFLOP/s  error {case.error():.1e}"
+    us = case.us(case.ours)
+    least = max(case.bytes / BYTES_PER_SECOND, 2 * rows * case.outputs * case.depth / OPERATIONS_PER_SECOND) * 1e6
+    rates = {"us": f"{us:.1f}", "not dependent": number(case.bytes / plain / 1e6)}
+    return Row(
+        what, case.bytes / us / 1e6, "TB/s", 0.95 * BYTES_PER_SECOND / 1e12 if rows <= 64 else None,
+        case.bytes / peer / 1e6, "cuBLAS", case.bytes / least / 1e6, {**rates, "error": f"{case.error():.0e}"},
+    )  # fmt: skip
 
 
-def chain() -> None:
-    """All products of a Llama-3-8B step in one graph, each with input of its own but for the gated one's output."""
+def rows() -> Iterator[Row]:
+    """Of a Llama-3-8B: the whole chain of products, then each at some numbers of rows."""
+    torch.manual_seed(0)
+    compile_default((1, 16, 64, 256))
+    yield from chain((1, 64, 256))
+    yield from table(["llama-3-8b"], (1, 16, 64, 256))
+
+
+def compile_default(counts: Sequence[int]) -> None:
+    """The kernels of a Llama's products, all at once."""
+    with launch.compiling_ahead(COMPILERS):
+        for name, (outputs, depth) in LLAMA.items():
+            weight = torch.empty(outputs, depth, device="cuda", dtype=DTYPE)
+            for count in counts:
+                x = torch.empty(count, depth, device="cuda", dtype=DTYPE)
+                gated_linear(x, weight, True) if name == "gate_up" else linear(x, weight)
+
+
+def chain(counts: Sequence[int] = ROWS) -> Iterator[Row]:
+    """Milliseconds of all products of a Llama-3-8B step in one graph, each with input of its own but for the gated one's output."""
     layers = [
         {
             name: torch.randn(n, k, device="cuda", dtype=DTYPE) * k**-0.5
@@ -240,7 +264,7 @@ def chain() -> None:
     ]
     head = torch.randn(*LLAMA["head"], device="cuda", dtype=DTYPE) / 64
     size = (sum(w.numel() for layer in layers for w in layer.values()) + head.numel()) * DTYPE.itemsize
-    for rows in ROWS:
+    for rows in counts:
         x = torch.randn(rows, 4096, device="cuda", dtype=DTYPE)
 
         def step(
@@ -268,8 +292,13 @@ def chain() -> None:
         times["ours"] = median_ms(lambda: step(linear, ours_gated), 15)
         launch.set_dependent_launch(True)
         times["ours dependent"] = median_ms(lambda: step(linear, ours_gated), 15)
-        shown = "  ".join(f"{name} {ms:.3f} ms {size / ms / 1e9:.2f} TB/s" for name, ms in times.items())
-        print(f"step {rows:4d} rows  {shown}", flush=True)
+        ours = times.pop("ours dependent")
+        least = max(size / BYTES_PER_SECOND, rows * size / OPERATIONS_PER_SECOND) * 1e3
+        yield Row(
+            f"all products of a Llama-3-8B step, {rows} rows", ours, "ms",
+            peer=times["cuBLAS + activation"], peer_name="cuBLAS + activation", limit=least,
+            more={f"{name}, ms": f"{ms:.3f}" for name, ms in times.items()},
+        )  # fmt: skip
 
 
 def main() -> None:
@@ -288,8 +317,8 @@ def main() -> None:
     if arguments.tune:
         tune(models, arguments.budget)
     else:
-        chain()
-        table(models)
+        show(chain())
+        show(table(models))
 
 
 if __name__ == "__main__":

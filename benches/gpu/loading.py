@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 
 from benches.gpu.models import LLAMA_3_8B
+from benches.gpu.rows import Row, show
 from octavo.models.catalog import resolve_model
 from octavo.models.loader import open_model
 from octavo.ops.cuda import CudaOps
@@ -102,23 +104,27 @@ def load_seconds(folder: Path) -> float:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=16)
-    args = parser.parse_args()
+def rows(layers: int = 16) -> Iterator[Row]:
+    """Medians of three turns; the limit is the page cache's rate."""
     folder = Path(tempfile.mkdtemp(prefix="octavo-loading-"))
     try:
-        size = write(folder, args.layers)
+        size = write(folder, layers)
         reads, loads = [], []
         for _ in range(3):
             reads.append(read_seconds(folder))
             loads.append(load_seconds(folder))
-        read, load = size / statistics.median(reads) / 1e9, size / statistics.median(loads) / 1e9
-        print(
-            f"{size / 1e9:.1f} GB, {THREADS} threads: page cache {read:.2f} GB/s, loading {load:.2f} GB/s = {load / read:.0%}"
-        )
     finally:
         shutil.rmtree(folder)
+    read, load = size / statistics.median(reads) / 1e9, size / statistics.median(loads) / 1e9
+    yield Row(
+        f"loading of {size / 1e9:.1f} GB from the page cache, {THREADS} threads", load, "GB/s", 0.8 * read, limit=read
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    show(rows(parser.parse_args().layers))
 
 
 if __name__ == "__main__":

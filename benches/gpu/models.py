@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from octavo import LLM
 
@@ -62,18 +65,41 @@ QWEN3_30B_A3B: Final[dict[str, Any]] = _QWEN3 | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-SHAPES: Final = {"llama-3-8b": LLAMA_3_8B, "qwen3-0.6b": QWEN3_0_6B, "qwen3-30b-a3b": QWEN3_30B_A3B}
+TINY: Final[dict[str, Any]] = LLAMA_3_8B | {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 12288,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+"""For a look at the benchmarks themselves, on any machine."""
+SHAPES: Final = {
+    "llama-3-8b": LLAMA_3_8B,
+    "qwen3-0.6b": QWEN3_0_6B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "tiny": TINY,
+}
 
 
 def random_llm(name: str, **settings: Any) -> LLM:
-    """An engine of the shape with random weights, contexts of 16k and no prefix cache."""
+    """An engine of the shape with random weights, contexts of 16k at most and, unless asked for, no prefix cache.
+
+    Memory of an engine that nobody names any more is given back first: one that is made after another in the same process has to
+    be the only one that a variable still holds.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(prefix=f"octavo-{name}-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[name]))
-        return LLM(
-            folder,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            max_model_len=16384,
-            enable_prefix_caching=False,
-            **settings,
-        )
+        usual = {
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "max_model_len": min(16384, SHAPES[name]["max_position_embeddings"]),
+            "enable_prefix_caching": False,
+        }
+        return LLM(folder, **usual | settings)

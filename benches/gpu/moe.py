@@ -19,13 +19,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from benches.gpu.limits import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
 from benches.gpu.linear import median_ms
+from benches.gpu.rows import Row, number, show
 from octavo.kernels import expert_gemm, expert_gemv, launch, moe, routing
 from octavo.kernels.expert_tiles import ExpertGemmTiles, ExpertGemvTiles, GemvMixture, fastest
 
 TOKENS: Final = (1, 8, 64, 256, 2048, 8192)
-BANDWIDTH: Final = 4.25e12
-OPERATIONS: Final = 750e12
 DTYPE: Final = torch.bfloat16
 COMPILERS: Final = 14
 
@@ -109,8 +109,8 @@ class Case:
         return float((result.double() - reference).norm() / reference.norm())
 
 
-def table(name: str, case: Case) -> None:
-    """A line for each number of tokens."""
+def table(name: str, case: Case) -> Iterator[Row]:
+    """Microseconds of a layer for each number of tokens."""
     shape = case.shape
     weights = 3 * shape.size * shape.hidden
     with launch.compiling_ahead(COMPILERS):
@@ -120,16 +120,24 @@ def table(name: str, case: Case) -> None:
         case.mix(tokens, 0)
         error, active = case.error(tokens), case.active(tokens)
         us = case.us(lambda layer, tokens=tokens: case.mix(tokens, layer))
-        traffic = active * weights * DTYPE.itemsize / BANDWIDTH * 1e6
-        work = 2 * tokens * shape.top * weights / OPERATIONS * 1e6
+        traffic = active * weights * DTYPE.itemsize / BYTES_PER_SECOND * 1e6
+        work = 2 * tokens * shape.top * weights / OPERATIONS_PER_SECOND * 1e6
         bound = "bytes" if traffic >= work else "operations"
         limit = max(traffic, work)
-        print(
-            f"{name:14s}{tokens:6d} tokens {active:6.1f} experts {us:9.1f} us  limit {limit:9.1f} us by {bound:10s} "
-            f"{limit / us:6.1%}  {2 * tokens * shape.top * weights / us / 1e6:4.0f} TFLOP/s  error {error:.1e}"
-            + ("" if error < 1e-2 else "  WRONG"),
-            flush=True,
-        )
+        more = {"bound by": bound, "experts": f"{active:.1f}"}
+        more |= {"TFLOP/s": number(2 * tokens * shape.top * weights / us / 1e6)}
+        yield Row(
+            f"mixture of {name}, {tokens} tokens", us, "us", limit=limit,
+            more={**more, "error": f"{error:.0e}" + ("" if error < 1e-2 else " WRONG")},
+        )  # fmt: skip
+
+
+def rows() -> Iterator[Row]:
+    """Of all shapes."""
+    torch.manual_seed(0)
+    for name, shape in SHAPES.items():
+        yield from table(name, Case(shape))
+        torch.cuda.empty_cache()
 
 
 def gemv_cuts(shape: Shape, gated: bool) -> Iterator[ExpertGemvTiles]:
@@ -230,7 +238,7 @@ def main() -> None:
         if arguments.tune:
             tune(name, case, arguments.budget)
         else:
-            table(name, case)
+            show(table(name, case))
         del case
         torch.cuda.empty_cache()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
+from benches.gpu.rows import Row, number, show
 from octavo.kernels import attention, hopper, launch
 from octavo.kernels.hopper import HopperTiles, tiles_for
 from octavo.kernels.prefill_plan import PrefillPlan, prefill_plan
@@ -32,6 +33,7 @@ PEAK = 989
 POINTS = ((32, 512), (8, 2048), (1, 8192), (1, 16384))
 FLASH_ATTENTION_3 = {(32, 512): 233, (8, 2048): 479, (1, 8192): 628, (1, 16384): 663}
 """TFLOP/s measured on an H200 with 8 key/value heads."""
+DEMANDED = {(32, 512): 340, (8, 2048): 540, (1, 8192): 630, (1, 16384): 665}
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"dim": 64}, {"dim": 80}, {"dim": 96}, {"dim": 256}, {"window": 1024}, {"softcap": 30.0}, {"window": 1024, "softcap": 30.0},
 )  # fmt: skip
@@ -133,24 +135,26 @@ def compile_ahead(uses: list[tuple[dict[str, Any], HopperTiles]]) -> None:
             case.ours(tiles, None)
 
 
-def points() -> None:
+def points() -> Iterator[Row]:
+    """Against cuDNN in the same run and FA-3 as measured before."""
+    compile_ahead([({}, tiles_for(128))])
     for rows, length in POINTS:
         case = Case(rows, length)
         tiles = tiles_for(case.dim)
         rate, error = case.rate(tiles)
         whole = case.work / median_ms(functools.partial(case.ours, tiles, None))
         portable = case.work / median_ms(case.portable)
-        cudnn = case.work / case.cudnn_ms()
-        print(
-            f"prefill {rows:3d} x {length:5d}  ours {rate:4.0f} ({rate / PEAK:.0%} of {PEAK})  with plan {whole:4.0f}  "
-            f"Triton {portable:4.0f}  cuDNN {cudnn:4.0f}  FA-3 {FLASH_ATTENTION_3[rows, length]:4d} TFLOP/s  "
-            f"error {error:.1e}",
-            flush=True,
-        )
+        peers = {"cuDNN": case.work / case.cudnn_ms(), "FA-3": FLASH_ATTENTION_3[rows, length]}
+        best = max(peers, key=peers.__getitem__)
+        more = {"with plan": number(whole), "portable": number(portable), "cuDNN": number(peers["cuDNN"])}
+        yield Row(
+            f"prefill attention {rows} x {length}", rate, "TFLOP/s", DEMANDED[rows, length], peers[best], best, PEAK,
+            {**more, "error": f"{error:.0e}"},
+        )  # fmt: skip
 
 
-def variants() -> None:
-    """Rates beside that of head size 128 without limits at the same lengths."""
+def variants() -> Iterator[Row]:
+    """Rates in percent of that of head size 128 without limits at the same lengths."""
     compile_ahead([(options, tiles_for(options.get("dim", 128))) for options in VARIANTS])
     for rows, length in ((8, 2048), (1, 8192)):
         base, _ = Case(rows, length).rate(tiles_for(128))
@@ -158,11 +162,17 @@ def variants() -> None:
             case = Case(rows, length, **options)
             rate, error = case.rate(tiles_for(case.dim))
             name = " ".join(f"{key} {value}" for key, value in options.items())
-            print(
-                f"prefill {rows:3d} x {length:5d} {name:24s}  {rate:4.0f} TFLOP/s  {rate / base:.0%} of head size 128  "
-                f"error {error:.1e}",
-                flush=True,
-            )
+            yield Row(
+                f"prefill attention {rows} x {length}, {name}, of head size 128's rate", rate / base * 100, "% of rate", 80.0,
+                more={"TFLOP/s": number(rate), "error": f"{error:.0e}"},
+            )  # fmt: skip
+
+
+def rows() -> Iterator[Row]:
+    """The listed points, then other heads and limits."""
+    torch.manual_seed(0)
+    yield from points()
+    yield from variants()
 
 
 def tune() -> None:
@@ -185,8 +195,7 @@ def main() -> None:
     if parser.parse_args().tune:
         tune()
     else:
-        points()
-        variants()
+        show(rows())
 
 
 if __name__ == "__main__":

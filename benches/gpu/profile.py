@@ -8,33 +8,62 @@ python -m benches.gpu.profile [--model llama-3-8b] [--work 1x128+64] [--work 64x
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benches.gpu.engine import prompts, timed
 from benches.gpu.models import SHAPES, random_llm
-from octavo import LLM, SamplingParams
+from benches.gpu.workload import offline, prompts, timed
+from octavo import LLM
 
 
-def offline(llm: LLM, count: int) -> None:
-    """A short form of the offline workload."""
-    random.seed(0)
-    ids = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(count)]
-    params = [
-        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=random.randint(20, 100)) for _ in range(count)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of a kernel or a copy on the device, in microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+def device_spans(run: Callable[[], object]) -> list[Span]:
+    """What ran on the device meanwhile, in order of its begin."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    spans = [
+        Span(event.time_range.start, event.time_range.end, event.name)
+        for event in found.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
     ]
-    llm.generate(ids, params, use_tqdm=False)
+    return sorted(spans, key=lambda span: span.start)
 
 
-def work(text: str) -> Callable[[LLM, int], object]:
+def busy_us(spans: list[Span]) -> float:
+    """Time in which anything ran."""
+    busy, last = 0.0, float("-inf")
+    for span in spans:
+        busy += max(0.0, span.end - max(span.start, last))
+        last = max(last, span.end)
+    return busy
+
+
+def short_offline(llm: LLM, count: int) -> None:
+    """The offline workload with a tenth of its outputs."""
+    work = offline(count)
+    for params in work.params:
+        params.max_tokens = (params.max_tokens or 0) // 10
+    llm.generate(work.ids, work.params, use_tqdm=False)
+
+
+def parsed(text: str) -> Callable[[LLM, int], object]:
     """What a `--work` argument asks for."""
     if text.startswith("offline"):
-        return lambda llm, seed: offline(llm, int(text.removeprefix("offline")))
+        return lambda llm, seed: short_offline(llm, int(text.removeprefix("offline")))
     shape, new = text.split("+")
     rows, context = shape.split("x")
     return lambda llm, seed: timed(llm, prompts(int(rows), int(context), seed), int(new))
@@ -46,22 +75,12 @@ def report(name: str, run: Callable[[LLM, int], object], llm: LLM, lines: int) -
     began = time.perf_counter()
     run(llm, 2)
     plain = time.perf_counter() - began
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        run(llm, 3)
-        torch.cuda.synchronize()
-    spans: list[tuple[float, float]] = []
+    spans = device_spans(lambda: run(llm, 3))
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spans.append((event.time_range.start, event.time_range.end))
-            totals[event.name][0] += event.time_range.elapsed_us()
-            totals[event.name][1] += 1
-    spans.sort()
-    busy, last = 0.0, float("-inf")
-    for start, end in spans:
-        busy += max(0.0, end - max(start, last))
-        last = max(last, end)
-    span = spans[-1][1] - spans[0][0]
+    for each in spans:
+        totals[each.name][0] += each.end - each.start
+        totals[each.name][1] += 1
+    busy, span = busy_us(spans), max(each.end for each in spans) - spans[0].start
     print(
         f"== {name}: {plain * 1e3:.1f} ms unprofiled; device busy {busy / 1e3:.1f} of {span / 1e3:.1f} ms = {busy / span:.1%}"
     )
@@ -77,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     with random_llm(args.model, disable_log_stats=True) as llm:
         for text in args.work or ["1x128+64", "64x128+64", "1x8192+1"]:
-            report(f"{args.model} {text}", work(text), llm, args.lines)
+            report(f"{args.model} {text}", parsed(text), llm, args.lines)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benches.gpu.limits import BYTES_PER_SECOND
+from benches.gpu.rows import Row, number, show
 from octavo.kernels import launch, sampling
 from octavo.kernels.split_sampling import SlotTables, SplitSampler
 from octavo.sampling import RowFlag, Sampler, SampleRows, SlotParams
@@ -26,7 +28,7 @@ from octavo.sampling.state import FLOATS, GREEDY_TEMPERATURE, INTS
 VOCAB_SIZE = 128_256
 ROWS = (1, 16, 64, 256)
 HISTORY = 1_024
-BYTES_PER_SECOND = 4.25e12
+DEMANDED_US = 150.0
 FILTERED = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02}
 PENALTIES = {"presence": 0.2, "frequency": 0.1, "repetition": 1.1}
 KINDS: dict[str, dict[str, float]] = {
@@ -114,7 +116,7 @@ def median_us(run: Callable[[], object], *, graph: bool, repeat: int = 15) -> fl
     return times[len(times) // 2] * 1e3
 
 
-def measure(case: Case, sampler: SplitSampler, is_greedy: bool, has_penalties: bool) -> str:
+def measure(what: str, case: Case, sampler: SplitSampler, is_greedy: bool, has_penalties: bool) -> Row:
     count, rows, tables = len(case.rows.slots), case.rows, case.params.tables()
     out = torch.empty(count, dtype=torch.int64, device="cuda")
     num_sampled = torch.empty(count, dtype=torch.int32, device="cuda")
@@ -149,13 +151,31 @@ def measure(case: Case, sampler: SplitSampler, is_greedy: bool, has_penalties: b
     ours()
     different = int((out != expected).sum())
     limit = count * VOCAB_SIZE * case.logits.element_size() / BYTES_PER_SECOND * 1e6
-    other = "      -" if has_penalties else f"{median_us(one_program, graph=True):7.1f}"
-    theirs = median_us(torch_sampler, graph=False, repeat=3)
-    slow = int((sampler._state[:count] == 4).sum())
-    return (
-        f"{us:7.1f} us dependent, {plain:7.1f} not, {limit / us:4.0%} of the limit; one program a row {other} us; "
-        f"torch {theirs:7.0f} us; {different} tokens differ, {slow} rows by bisection"
-    )
+    more = {"not dependent, us": number(plain)}
+    if not has_penalties:
+        more["one program a row, us"] = number(median_us(one_program, graph=True))
+    more["torch, us"] = number(median_us(torch_sampler, graph=False, repeat=3))
+    more["rows by bisection"] = str(int((sampler._state[:count] == 4).sum()))
+    more["tokens that differ from torch's"] = str(different)
+    demanded = DEMANDED_US if count == 256 and case.logits.dtype == torch.bfloat16 else None
+    return Row(what, us, "us", demanded, limit=limit, more=more)
+
+
+def rows(
+    counts: Sequence[int] = ROWS,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    spread: float = 2.5,
+    chunk: int = 4096,
+) -> Iterator[Row]:
+    """Every kind of request at each number of rows."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    sampler = SplitSampler(VOCAB_SIZE, max(counts), device, GREEDY_TEMPERATURE, chunk)
+    for dtype in dtypes:
+        logits = (torch.randn(max(counts), VOCAB_SIZE, device=device) * spread).to(dtype)
+        for count, (name, values) in itertools.product(counts, KINDS.items()):
+            what = f"sampling {count} x {VOCAB_SIZE}, {name}, {str(dtype)[6:]}"
+            yield measure(what, Case.of(count, values, logits), sampler, name == "greedy", "presence" in values)
 
 
 def main() -> None:
@@ -165,14 +185,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=4096)
     arguments = parser.parse_args()
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-    torch.manual_seed(0)
-    device = torch.device("cuda")
-    sampler = SplitSampler(VOCAB_SIZE, max(arguments.rows), device, GREEDY_TEMPERATURE, arguments.chunk)
-    for dtype in (torch.bfloat16, torch.float32):
-        logits = (torch.randn(max(arguments.rows), VOCAB_SIZE, device=device) * arguments.spread).to(dtype)
-        for count, (name, values) in itertools.product(arguments.rows, KINDS.items()):
-            shown = measure(Case.of(count, values, logits), sampler, name == "greedy", "presence" in values)
-            print(f"{str(dtype)[6:]:9s}{count:4d} rows {name:13s}{shown}", flush=True)
+    show(rows(arguments.rows, (torch.bfloat16, torch.float32), arguments.spread, arguments.chunk))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ class EngineConfig:
     enforce_eager: bool = _arg(
         False, "Launch every kernel of a decode step on its own instead of replaying a CUDA graph."
     )
+    deterministic: bool = _arg(
+        False,
+        "The same tokens for a request whatever runs beside it, however its prompt is cut, preempted or cached, on the same "
+        "kind of device; costs speed. Always so with `backend='reference'` and with `dtype='float32'` on a GPU; not to be had with "
+        "`backend='cpu'`.",
+    )
     max_in_flight: int | None = _arg(
         None, "Steps scheduled before the first of them is settled; 1 on a CPU, 2 on a GPU by default."
     )
@@ -181,5 +187,6 @@ FOREIGN_ARGUMENTS = {
     "threads": "num_threads",
     "random_seed": "seed",
     "disable_radix_cache": "enable_prefix_caching",
+    "enable_deterministic_inference": "deterministic",
     "tokenizer_path": "tokenizer",
 }

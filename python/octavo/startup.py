@@ -24,6 +24,9 @@ from octavo.text import load_chat_template, load_tokenizer
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.slot_state import SlotState
 
+# Whether there are graphs for decode steps whose rows share a long beginning, which then is read once for all.
+_CASCADE = False
+
 
 @dataclass(slots=True)
 class Started:
@@ -146,17 +149,21 @@ def _gpu_runner(
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
-    kind = Sampler if model.decoder.ops.dtype == torch.float32 else DeviceSampler
+    # The kernels take a step whole or not at all: which of the two draws a row's token would depend on the others.
+    exact = config.deterministic or model.decoder.ops.dtype == torch.float32
+    kind = Sampler if exact else DeviceSampler
     sampler = kind(model.spec.vocab_size, config.logprobs_mode)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 
 def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner, max_num_batched_tokens: int) -> None:
     """Makes the CUDA graphs, with a progress bar."""
-    from octavo.worker.graphs import decode_sizes, mixed_sizes  # noqa: PLC0415
+    from octavo.worker.graphs import decode_sizes, mixed_sizes, sharing_sizes  # noqa: PLC0415
 
     most, shown = runner.state.max_num_seqs, not config.disable_log_stats
     sizes = decode_sizes(most) + mixed_sizes(most, max_num_batched_tokens)
+    if _CASCADE and config.enable_prefix_caching and not config.deterministic:
+        sizes += sharing_sizes(most)
     runner.capture(StepPlan(core), sizes, lambda items: tracked("CUDA graphs", items, shown))
 
 
@@ -168,6 +175,8 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         backend = "cuda" if has_gpu else "cpu"
     if backend == "cuda" and not has_gpu:
         raise ParameterError("backend", "cuda", "'cpu' or 'auto' on this machine: torch sees no CUDA device")
+    if backend == "cpu" and config.deterministic:
+        raise ParameterError("deterministic", True, "False with backend='cpu', or backend='reference'")
     if backend == "cpu":
         from octavo.ops.cpu import CpuOps  # noqa: PLC0415
 
@@ -183,7 +192,7 @@ def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
         return ReferenceOps("cuda", dtype)
     from octavo.ops.cuda import CudaOps  # noqa: PLC0415
 
-    return CudaOps("cuda", dtype)
+    return CudaOps("cuda", dtype, deterministic=config.deterministic)
 
 
 def _summary(config: EngineConfig, started: Started, seconds: float) -> None:

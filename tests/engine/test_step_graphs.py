@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from octavo.engine.plan import StepPlan
 from octavo.ops.cuda import CudaOps
 from octavo.startup import Started
 from octavo.worker.device_inputs import DeviceInputs
-from octavo.worker.graphs import Size, decode_sizes, mixed_sizes
+from octavo.worker.graphs import Size, StepGraphs, decode_sizes, mixed_sizes, sharing_sizes
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.shared_prefix import SharedPrefix
 
 PROMPTS = [[(i * (j + 3)) % 300 + 10 for i in range(5 + 6 * j)] for j in range(3)]
 MIXED = [
@@ -49,8 +51,8 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         assert graphs is not None
         run = graphs.run
 
-        def noted(plan: StepPlan) -> Any:
-            found = run(plan)
+        def noted(plan: StepPlan, **hints: bool) -> Any:
+            found = run(plan, **hints)
             if found is not None:
                 replayed.append(plan.num_rows)
             return found
@@ -88,6 +90,33 @@ def test_padded_decode_steps_give_the_tokens_of_the_plain_path(
         assert found == tokens(llm)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")
+@pytest.mark.parametrize("interpreted", [[Size(4, 4, shares_keys=True)]], indirect=True)
+def test_rows_that_begin_alike_take_the_graph_for_that_and_get_the_same_tokens(
+    make_llm: Callable[..., LLM], tiny_model: Any, interpreted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hints: list[bool] = []
+    run = StepGraphs.run
+
+    def noted(graphs: StepGraphs, plan: StepPlan, *, shares_keys: bool = False) -> Any:
+        hints.append(shares_keys)
+        return run(graphs, plan, shares_keys=shares_keys)
+
+    monkeypatch.setattr(StepGraphs, "run", noted)
+    monkeypatch.setattr("octavo.worker.model_runner.SharedPrefix", partial(SharedPrefix, least_tokens=16))
+    alike = [[*PROMPTS[2][:16], j, j] for j in range(20, 24)]
+    greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with LLM(str(tiny_model), backend="cpu", disable_log_stats=True, max_model_len=64, max_num_seqs=4) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(alike, greedy, use_tqdm=False)]
+        apart = hints.count(True)
+        llm.generate([*PROMPTS, PROMPTS[2][::-1]], greedy, use_tqdm=False)
+    assert apart >= 3
+    assert hints.count(True) == apart, "the others share nothing"
+    monkeypatch.undo()
+    expected = make_llm().generate(alike, greedy, use_tqdm=False)
+    assert found == [output.outputs[0].token_ids for output in expected]
+
+
 def test_sizes_of_mixed_steps_have_room_for_more_tokens_than_rows() -> None:
     for most in (1, 8, 100, 256):
         sizes = mixed_sizes(most, 1024)
@@ -104,4 +133,7 @@ def test_numbers_of_rows_rise_to_the_most_that_run_at_once() -> None:
         assert all(size.is_decode for size in sizes)
         assert rows == sorted(set(rows))
         assert rows[-1] == min(most, 512)
+        sharing = sharing_sizes(most)
+        assert all(size.is_decode and size.shares_keys for size in sharing)
+        assert sharing[-1].rows == rows[-1]
         assert all(after - before <= max(8, before / 3) for before, after in itertools.pairwise(rows))

@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import mangle_type
 
 from octavo.kernels import gemv, ring_linear, split_linear
-from octavo.kernels.tiles import gemv_tiles, ring_tiles, split_tiles
+from octavo.kernels.tiles import gemv_tiles, invariant_tiles, ring_tiles, split_tiles
 
 MULTIPROCESSORS = 132
 
@@ -51,11 +51,18 @@ def gemv_case(rows: int, width: int, depth: int, gated: bool):
     return tiles, 1, compiled(ASTSource, gemv._gemv_kernel, types, constants, options)
 
 
-def split_case(rows: int, width: int, depth: int, gated: bool):
+def invariant_case(rows: int, width: int, depth: int, gated: bool):
+    tiles = invariant_tiles(width, depth, gated, MULTIPROCESSORS)
+    is_many = -(-rows // tiles.rows) * -(-width // tiles.outputs) >= MULTIPROCESSORS
+    return split_case(tiles.rows, width, depth, gated, tiles.splits if is_many else 1)
+
+
+def split_case(rows: int, width: int, depth: int, gated: bool, in_turn: int = 1):
     tiles = split_tiles(rows, width, depth, gated, MULTIPROCESSORS)
     constants = {
-        "BM": max(8, triton.next_power_of_2(rows)), "BN": tiles.outputs, "BK": tiles.depth, "SPLITS": tiles.splits, "EVEN": True,
-        "GATED": gated, "SILU": True, "BIAS": False, "PDL": True, "PREFETCH": "1024",
+        "BM": max(8, triton.next_power_of_2(rows)), "BN": tiles.outputs, "BK": tiles.depth, "SPLITS": tiles.splits // in_turn,
+        "IN_TURN": in_turn, "GROUP": split_linear._GROUP, "EVEN": True, "GATED": gated, "SILU": True,
+        "BIAS": False, "PDL": True, "PREFETCH": "1024",
     }  # fmt: skip
     types = dict.fromkeys(("x", "w", "bias", "y"), "*bf16") | {"partial": "*fp32", "counters": "*i32"}
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "launch_pdl": True}
@@ -80,7 +87,7 @@ def ring_case(rows: int, width: int, depth: int, gated: bool, tiles=None):
 
 
 def main() -> None:
-    case = {"gemv": gemv_case, "split": split_case, "ring": ring_case}[sys.argv[2]]
+    case = {"gemv": gemv_case, "split": split_case, "invariant": invariant_case, "ring": ring_case}[sys.argv[2]]
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for argument in sys.argv[3:]:
         rows, width, depth, gated = map(int, argument.split(","))

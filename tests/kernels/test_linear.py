@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.kernels import fused, launch, linear
-from octavo.kernels.tiles import GemvTiles, SplitTiles, ring_tiles, split_tiles
+from octavo.kernels.tiles import GemvTiles, SplitTiles, invariant_tiles, ring_tiles, split_tiles
 
 # Without a GPU, Triton's interpreter runs the kernels (conftest.py).
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []
@@ -126,6 +126,39 @@ def test_split_sums_leave_the_counters_at_zero():
     assert torch.equal(linear.linear(x, weight, tiles=SPLIT), first)
 
 
+@pytest.mark.usefixtures("ordered_dots")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("silu", [None, True], ids=["plain", "gated"])
+def test_a_fixed_cut_gives_a_row_the_same_bits_whatever_is_multiplied_with_it(dtype, silu):
+    # So many tiles that a program makes all splits' sums, and so few that each has a program.
+    tiles = SplitTiles(outputs=64, depth=32, stages=2, warps=4, splits=3, rows=64)
+    many = 64 * -(-launch.multiprocessors(torch.device(DEVICE)) // 3) + 20
+    x, weight, bias = operands(many, 136, 200, dtype)
+
+    def product(x):
+        return (
+            linear.linear(x, weight, bias, tiles=tiles)
+            if silu is None
+            else linear.gated_linear(x, weight, silu, tiles=tiles)
+        )
+
+    whole = product(x)
+    check(whole, expected(x, weight, bias if silu is None else None, silu))
+    for part in (slice(0, 1), slice(5, 6), slice(63, 80), slice(many - 70, many)):
+        assert torch.equal(product(x[part]), whole[part])
+
+
+def test_a_fixed_cut_is_the_same_for_all_numbers_of_rows():
+    assert invariant_tiles(4096, 14336, False, 132).rows == 64
+    assert invariant_tiles(4096, 14336, False, 132).splits > 1
+
+
+def test_a_cut_that_is_asked_for_is_never_exchanged_for_another():
+    x, weight, _ = operands(8, 8, 8, torch.float16)
+    with pytest.raises(ValueError, match="in one piece"):
+        linear.linear(x, weight.T, tiles=SPLIT)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("gated", [False, True])
@@ -184,6 +217,7 @@ def test_a_chain_of_dependent_launches_gives_what_separate_ones_do(rows, tiles):
 
 GEMV_DEFAULTS = [(1, 6144, 4096, False), (1, 4096, 14336, False), (1, 14336, 4096, True), (4, 4096, 4096, False)]
 SPLIT_DEFAULTS = [(16, 4096, 4096, False), (64, 4096, 14336, False), (64, 14336, 4096, True)]
+INVARIANT_DEFAULTS = [(1, 4096, 14336, False), (8192, 4096, 14336, False), (8192, 14336, 4096, True)]
 RING_DEFAULTS = [
     (8, 4096, 4096, False),
     (16, 14336, 4096, True),
@@ -197,7 +231,13 @@ RING_DEFAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("kernel", "cases"), [("gemv", GEMV_DEFAULTS), ("split", SPLIT_DEFAULTS), ("ring", RING_DEFAULTS)]
+    ("kernel", "cases"),
+    [
+        ("gemv", GEMV_DEFAULTS),
+        ("split", SPLIT_DEFAULTS),
+        ("invariant", INVARIANT_DEFAULTS),
+        ("ring", RING_DEFAULTS),
+    ],
 )
 def test_the_default_cuts_compile_for_sm_90_without_spills(tmp_path: Path, kernel: str, cases: list) -> None:
     # In a process whose kernels are compiled, not interpreted.

@@ -51,6 +51,8 @@ class AttentionMetadata:
     know; rows of at most `max_decode_query_len` queries are decode rows."""
     max_decode_query_len: int
     """An upper bound of the decode rows' query lengths."""
+    may_share_keys: bool = False
+    """Whether it is worth a look if all rows begin with the same blocks, to read these once."""
 
 
 @dataclass(slots=True)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention as attention_kernels
-from octavo.kernels import fused
+from octavo.kernels import fused, launch
 from octavo.kernels import linear as linear_kernels
 from octavo.kernels import moe as moe_kernels
 from octavo.kernels.cascade import CascadeSchedule, cascade_attention, cascade_schedule
 from octavo.kernels.decode import decode_attention
 from octavo.kernels.decode_schedule import DecodeSchedule, DecodeShape, decode_schedule
+from octavo.kernels.expert_tiles import gemm_mixture
 from octavo.kernels.prefill_plan import PrefillPlan, prefill_plan
+from octavo.kernels.tiles import SplitTiles, invariant_tiles
 from octavo.ops.base import Activation, AttentionMetadata, StoredTensor
 from octavo.ops.dense import DenseOps, LinearWeight
 from octavo.ops.host import read_matrix
@@ -27,6 +29,10 @@ except ImportError:  # another release of Triton, whose Gluon differs
     hopper = None  # type: ignore[assignment]
 
 _MAX_DECODE_QUERIES = 16
+# Between what is fast for one query and for thousands.
+_DETERMINISTIC_QUERIES = 64
+# Of an expert: the cut for so many serves all.
+_DETERMINISTIC_PAIRS = 64
 
 
 @dataclass(slots=True)
@@ -42,7 +48,7 @@ class AttentionStep:
     max_decode_query_len: int
     max_seq_len: int
     deterministic: bool
-    """Whether a decode row's result must not depend on the other rows."""
+    """Whether a token's result must not depend on the step's other tokens: then one kernel does all rows."""
     cascade: bool
     """Whether keys that all rows share are read by a pass of their own."""
     schedules: dict[DecodeShape, DecodeSchedule] = field(default_factory=dict)
@@ -76,9 +82,7 @@ class AttentionStep:
             )
             return
         if shape not in self.schedules:
-            self.schedules[shape] = decode_schedule(
-                starts, lengths, shape, max_seq_len=self.max_seq_len, deterministic=self.deterministic
-            )
+            self.schedules[shape] = decode_schedule(starts, lengths, shape, max_seq_len=self.max_seq_len)
         decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
 
     def prefill(
@@ -119,12 +123,16 @@ class StackedExperts:
 class CudaOps(DenseOps):
     """The op set of Triton kernels. Activations, weights and cache are `dtype`.
 
+    With `deterministic` a token's numbers are, to the last bit, a function of itself and of the keys and values before it: every
+    product is cut in one way whatever the number of rows is, and decodes and prefills share one attention kernel, which goes
+    through the keys in tiles from the sequence's first on. Nothing depends on the step's other tokens, on chunks or on blocks.
+
     Args:
         device: a CUDA device; `"cpu"` under Triton's interpreter, for tests.
         dtype: bf16 or fp16 for speed; fp32 multiplies in full precision.
-        deterministic: a decode row's attention does not depend on the step's other rows.
-        cascade: steps of several decode rows and nothing else read the keys that all of them share once; costs a launch a layer
-            where they share none. Not together with `deterministic`, which goes first.
+        deterministic: whether speed is given up for that.
+        cascade: every step of several decode rows and nothing else reads the keys that all of them share once, not only those that
+            may share some; costs a launch a layer where they share none. Not together with `deterministic`, which goes first.
     """
 
     name = "cuda"
@@ -139,7 +147,9 @@ class CudaOps(DenseOps):
     ):
         super().__init__(device, dtype)
         self._deterministic = deterministic
-        self._cascade = cascade and not deterministic
+        self._cascade = cascade
+        # fp32's own cut depends on nothing.
+        self._mixture = gemm_mixture(_DETERMINISTIC_PAIRS) if deterministic and dtype != torch.float32 else None
 
     def can_be_captured(self) -> bool:
         """Always: lengths and the choice of experts stay on the device."""
@@ -169,6 +179,7 @@ class CudaOps(DenseOps):
         longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
         if longest > _MAX_DECODE_QUERIES:
             decode_rows = 0
+        cascade = (self._cascade or metadata.may_share_keys) and not self._deterministic
         query_start_loc, seq_lens = metadata.query_start_loc.int(), metadata.seq_lens.int()
         return [
             AttentionStep(
@@ -180,10 +191,17 @@ class CudaOps(DenseOps):
                 max_decode_query_len=longest,
                 max_seq_len=metadata.max_seq_len,
                 deterministic=self._deterministic,
-                cascade=self._cascade and decode_rows == rows > 1,
+                cascade=cascade and decode_rows == rows > 1,
             )
             for slot_mapping, block_table in zip(metadata.slot_mapping.int(), metadata.block_table.int(), strict=True)
         ]
+
+    def _tiles(self, weight: Tensor, *, gated: bool = False) -> SplitTiles | None:
+        """The cut of all products with this weight; None: the fastest for each."""
+        if not self._deterministic:
+            return None
+        width, depth = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+        return invariant_tiles(width, depth, gated, launch.multiprocessors(weight.device))
 
     def embed(self, ids: Tensor, table: Tensor, scale: float) -> Tensor:
         """`table[ids] * scale`."""
@@ -192,21 +210,24 @@ class CudaOps(DenseOps):
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         """`x @ weight.T + bias`."""
-        return linear_kernels.linear(x, weight.weight, weight.bias)
+        return linear_kernels.linear(x, weight.weight, weight.bias, tiles=self._tiles(weight.weight))
 
     def logits(
         self, x: Tensor, weight: LinearWeight, scale: float, softcap: float | None, out: Tensor | None = None
     ) -> Tensor:
         """See `OpSet`; without a copy into `out` where nothing follows the product."""
         if out is not None and scale == 1.0 and softcap is None:
-            return linear_kernels.linear(x, weight.weight, weight.bias, out=out)
-        return super().logits(x, weight, scale, softcap, out)
+            return linear_kernels.linear(x, weight.weight, weight.bias, out=out, tiles=self._tiles(weight.weight))
+        logits = super().logits(x, weight, scale, softcap, out)
+        # As a graph's buffer holds them.
+        return logits.to(self.dtype).float() if self._deterministic and out is None else logits
 
     def gated_linear(self, x: Tensor, weight: LinearWeight, activation: Activation) -> Tensor:
         """One kernel for few rows, unless there is a bias."""
         if weight.bias is not None:
             return self.gated(self.linear(x, weight), activation)
-        return linear_kernels.gated_linear(x, weight.weight, activation == "silu")
+        tiles = self._tiles(weight.weight, gated=True)
+        return linear_kernels.gated_linear(x, weight.weight, activation == "silu", tiles=tiles)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight`."""
@@ -249,9 +270,15 @@ class CudaOps(DenseOps):
     def attention(
         self, q: Tensor, kv_cache: Tensor, step: Any, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """The step's decode rows by one kernel, its prefill rows by another; see `OpSet`."""
+        """The step's decode rows by one kernel, its prefill rows by another, unless it must not matter which; see `OpSet`."""
         plan: AttentionStep = step
         out = torch.empty_like(q)
+        if plan.deterministic:
+            attention_kernels.prefill_attention(
+                q, kv_cache, plan.block_table, plan.query_start_loc, plan.seq_lens, out, q.shape[0],
+                scale=scale, window=window, softcap=softcap, tile_queries=_DETERMINISTIC_QUERIES,
+            )  # fmt: skip
+            return out.view(q.shape[0], -1)
         rows = plan.block_table.shape[0]
         # Each kernel leaves out what is the other's where the host does not know.
         known = plan.num_decode_rows
@@ -279,10 +306,11 @@ class CudaOps(DenseOps):
         """All experts at once; see `OpSet`."""
         return moe_kernels.mixture(
             x,
-            moe_kernels.router_logits(x, router.weight, router.bias),
+            moe_kernels.router_logits(x, router.weight, router.bias, tiles=self._tiles(router.weight)),
             experts.gate_up,
             experts.down,
             num_per_token=num_per_token,
             normalize=normalize,
             silu=activation == "silu",
+            tiles=self._mixture,
         )

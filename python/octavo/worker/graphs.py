@@ -32,6 +32,8 @@ class Size:
 
     rows: int
     tokens: int
+    shares_keys: bool = False
+    """For decode rows that may all begin with the same blocks."""
 
     @property
     def is_decode(self) -> bool:
@@ -44,6 +46,13 @@ def decode_sizes(max_num_seqs: int) -> list[Size]:
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, _LARGEST + 1, 32)]
     most = min(max_num_seqs, _LARGEST)
     return [Size(count, count) for count in (*(count for count in rows if count < most), most)]
+
+
+def sharing_sizes(max_num_seqs: int) -> list[Size]:
+    """Decode steps whose rows begin with the same blocks: fewer sizes, as their common keys take most of the time."""
+    most = min(max_num_seqs, _LARGEST)
+    rows = [count for count in (8, 16, 32, 64, 128, 256) if count < most]
+    return [Size(count, count, shares_keys=True) for count in (*rows, most)]
 
 
 def mixed_sizes(max_num_seqs: int, most_tokens: int) -> list[Size]:
@@ -106,17 +115,24 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle() if words.is_cuda else None
         falling = sorted(sizes, key=lambda size: (size.tokens, size.rows), reverse=True)
         captured = [self._capture(size, pool) for size in progress(falling)][::-1]
-        self._decodes = [graph for graph in captured if graph.size.is_decode]
+        self._decodes = [graph for graph in captured if graph.size.is_decode and not graph.size.shares_keys]
+        self._sharing = [graph for graph in captured if graph.size.shares_keys]
         self._mixed = [graph for graph in captured if not graph.size.is_decode]
 
-    def run(self, plan: StepPlan) -> tuple[StepInputs, torch.Tensor] | None:
+    def run(self, plan: StepPlan, *, shares_keys: bool = False) -> tuple[StepInputs, torch.Tensor] | None:
         """Enqueues the uploaded plan's step; None if no graph is for it.
+
+        Args:
+            plan: of the step.
+            shares_keys: whether its rows seem to begin with the same blocks.
 
         Returns:
             the inputs, and the logits `[R, V]` of the plan's rows, both valid until the next step.
         """
         rows, tokens = plan.num_rows, plan.num_tokens
-        graphs = self._decodes if plan.header("graph_key") == 1 else self._mixed
+        graphs = self._mixed
+        if plan.header("graph_key") == 1:
+            graphs = self._sharing if shares_keys and self._sharing else self._decodes
         if plan.header("flags") & PROMPT_LOGPROBS:
             return None
         fitting = (graph for graph in graphs if graph.size.rows >= rows and graph.size.tokens >= tokens)
@@ -149,6 +165,7 @@ class StepGraphs:
             "max_decode_query_len": 1,
         }
         batch = self._inputs.batch(buffers, bounds, None if size.is_decode else buffers.logits_indices)
+        batch.attention.may_share_keys = size.shares_keys
         hidden = self._decoder.forward_hidden(batch, self._kv_cache)
         self._decoder.logits(hidden, self._logits[: size.rows])
         return buffers, batch

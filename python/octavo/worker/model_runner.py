@@ -12,6 +12,7 @@ from octavo.engine.plan import LOGPROBS, Int32Array, PromptLogprobs, StepPlan, S
 from octavo.models.decoder import Decoder
 from octavo.sampling.logprobs import Logprobs, prompt_logprobs
 from octavo.sampling.sampler import Sampler, SamplerOutput, SampleRows
+from octavo.worker.shared_prefix import SharedPrefix
 from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
 if TYPE_CHECKING:  # kernels are imported on a GPU alone
@@ -152,6 +153,7 @@ class ModelRunner:
         self._device_inputs = device_inputs
         self._capture: Callable[[], StepGraphs] | None = None
         self._graphs: StepGraphs | None = None
+        self._shared: SharedPrefix | None = None
 
     def plan_buffer(self, words: int) -> Int32Array:
         """Zeros that the device can copy while the host goes on."""
@@ -175,6 +177,8 @@ class ModelRunner:
 
         self._capture = capture
         self._graphs = capture()
+        if any(size.shares_keys for size in sizes):
+            self._shared = SharedPrefix(self.state.max_num_seqs, self.state.block_size)
 
     @torch.inference_mode()
     def replace_decoder(self, decoder: Decoder) -> None:
@@ -188,7 +192,8 @@ class ModelRunner:
         """Applies the plan to the slots and enqueues the forward pass."""
         words = self.state.upload(plan)
         self.state.apply(plan, words)
-        replayed = None if self._graphs is None else self._graphs.run(plan)
+        shares_keys = self._shared is not None and self._shared.update(plan).has(plan)
+        replayed = None if self._graphs is None else self._graphs.run(plan, shares_keys=shares_keys)
         if replayed is not None:
             inputs, logits = replayed
             return RunningStep(self, plan, inputs, logits=logits)
