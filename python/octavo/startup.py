@@ -78,6 +78,8 @@ def start(config: EngineConfig) -> Started:
         )
     model = opened.load(ops, config.max_model_len)
     max_in_flight = config.max_in_flight or (2 if on_gpu else 1)
+    # Before the cache is planned, which takes the memory that is left.
+    sampler = _sampler(config, model, max_num_seqs)
     cache = plan_cache(config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight))
     spec = opened.spec
     group_windows = tuple(group.window for group in model.decoder.cache_groups)
@@ -107,11 +109,11 @@ def start(config: EngineConfig) -> Started:
         rope_rows=model.decoder.max_positions,
     )
     if on_gpu:
-        runner = _gpu_runner(config, model, state, cache, max_num_batched_tokens)
+        runner = _gpu_runner(model, state, sampler, cache, max_num_batched_tokens)
         if ops.can_be_captured() and not config.enforce_eager:
             _capture(config, core, runner, max_num_batched_tokens)
     else:
-        runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
+        runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
     eos = list(spec.eos_token_ids)
     if tokenizer is not None:
         eos += [token for token in tokenizer.eog_token_ids if token not in eos]
@@ -134,20 +136,23 @@ def start(config: EngineConfig) -> Started:
     return started
 
 
-def _gpu_runner(
-    config: EngineConfig,
-    model: LoadedModel,
-    state: SlotState,
-    cache: CachePlan,
-    max_num_batched_tokens: int,
-) -> ModelRunner:
-    """A runner whose inputs are made by kernels, and whose draws are, unless activations are exact."""
+def _sampler(config: EngineConfig, model: LoadedModel, max_num_seqs: int) -> Sampler:
+    """By kernels on a GPU, unless activations are exact."""
+    ops, vocab_size = model.decoder.ops, model.spec.vocab_size
+    if ops.device.type != "cuda" or ops.dtype == torch.float32:
+        return Sampler(vocab_size, config.logprobs_mode)
     from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
+
+    return DeviceSampler(vocab_size, config.logprobs_mode, max_rows=max_num_seqs, device=ops.device)
+
+
+def _gpu_runner(
+    model: LoadedModel, state: SlotState, sampler: Sampler, cache: CachePlan, max_num_batched_tokens: int
+) -> ModelRunner:
+    """A runner whose inputs are made by kernels."""
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
-    kind = Sampler if model.decoder.ops.dtype == torch.float32 else DeviceSampler
-    sampler = kind(model.spec.vocab_size, config.logprobs_mode)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 

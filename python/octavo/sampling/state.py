@@ -127,8 +127,6 @@ class SlotParams:
         """Host copy, per slot: likeliest tokens wanted beside the sampled one; -1 for no logprobs."""
         self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, -1, dtype=np.int32)
         """The same for prompt tokens."""
-        self.top_k: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
-        """Host copy, per slot."""
         self._floats = torch.from_numpy(np.tile(_NEUTRAL, (max_num_seqs, 1))).to(device)
         self._ints = torch.zeros(max_num_seqs, len(INTS), dtype=torch.int32, device=device)
         self._keys = torch.zeros(max_num_seqs, len(Domain), 4, dtype=torch.int32, device=device)
@@ -142,7 +140,6 @@ class SlotParams:
         seed = (entry.integer("seed_hi") & 0xFFFFFFFF) << 32 | (entry.integer("seed_lo") & 0xFFFFFFFF)
         self.num_logprobs[slot] = entry.integer("num_logprobs")
         self.num_prompt_logprobs[slot] = entry.integer("num_prompt_logprobs")
-        self.top_k[slot] = entry.integer("top_k")
         staged = self._staged
         staged.slots.append(slot)
         staged.floats.append(np.array([entry.number(name) for name in FLOATS], dtype=np.float32))
