@@ -74,24 +74,57 @@ def _collect(values, tokens, counter, value, token, is_candidate, SIZE: tl.const
 
 
 @triton.jit
-def _draw_filtered(
-    values,
-    tokens,
-    count,
-    best,
-    temperature,
-    top_p,
-    least,
-    top_k,
-    mass,
-    k0,
-    k1,
-    k2,
-    k3,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
+def _winner_of_passed(passed, scaled, token, k0, k1, k2, k3):
+    score = scaled - log_exponential(mix(token.to(tl.uint32), k0, k1, k2, k3))
+    _, winner, _ = winner_of(tl.where(passed, score, float("-inf")), token, scaled)
+    return winner
+
+
+@triton.jit
+def _fixed_point(scaled):
+    """Masses whose sum does not depend on its order: the tokens were collected in any."""
+    return (tl.exp(scaled) * 1099511627776.0).to(tl.int64)
+
+
+@triton.jit
+def _nucleus_mass(top_p, top_k, collected, mass):
+    """fp64, fixed point: less than this is before a token of the nucleus. The likeliest, with nothing before it, is always in."""
+    total = tl.where(top_k > 0, collected.to(tl.float64), mass.to(tl.float64) * 1099511627776.0)
+    return tl.maximum(top_p.to(tl.float64) * total, 1.0)
+
+
+@triton.jit
+def _draw_of_few(
+    values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, SIZE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The winner among collected tokens that pass top-k, top-p of what passed, and `least`: each is compared with each.
+
+    The mass is that of a row without top-k.
+    """
+    i = tl.arange(0, SIZE)
+    value = tl.load(values + i, mask=i < count, other=float("-inf"), cache_modifier=".cg")
+    token = tl.load(tokens + i, mask=i < count, other=NO_TOKEN, cache_modifier=".cg")
+    scaled = scaled_logit(value, best, temperature)
+    likelier, before = tl.zeros([SIZE], tl.int32), tl.zeros([SIZE], tl.int64)
+    for first in range(0, count, PART):
+        j = first + tl.arange(0, PART)
+        other = tl.load(values + j, mask=j < count, other=float("-inf"), cache_modifier=".cg")
+        other = scaled_logit(other, best, temperature)
+        is_above = other[:, None] > scaled[None, :]
+        likelier += tl.sum(is_above.to(tl.int32), 0)
+        before += tl.sum(tl.where(is_above, _fixed_point(other)[:, None], 0), 0)
+    passed = (i < count) & (likelier < tl.where(top_k > 0, top_k, SIZE))
+    collected = tl.sum(tl.where(passed, _fixed_point(scaled), 0), 0)
+    limit = tl.where(top_p < 1.0, _nucleus_mass(top_p, top_k, collected, mass), float("inf"))
+    passed = passed & (before.to(tl.float64) < limit)
+    return _winner_of_passed(passed & (scaled >= least), scaled, token, k0, k1, k2, k3)
+
+
+@triton.jit
+def _draw_of_many(
+    values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, SIZE: tl.constexpr
 ):
-    """The winner among collected tokens that pass top-k, top-p of what passed, and `least`; the mass is of a row without top-k."""
+    """`_draw_of_few` by two searches for a threshold."""
     i = tl.arange(0, SIZE)
     inside = i < count
     value = tl.load(values + i, mask=inside, other=float("-inf"), cache_modifier=".cg")
@@ -100,17 +133,12 @@ def _draw_filtered(
     distance = tl.where(inside, distance_bits(scaled), FARTHEST)
     passed = inside
     if top_k > 0:
-        passed = inside & (distance <= distance_reaching(distance, inside.to(tl.int32), top_k, 0, BITS))
+        passed = inside & (distance <= distance_reaching(distance, inside.to(tl.int32), top_k, 0))
     if top_p < 1.0:
-        # Fixed point: the order in which the tokens were collected does not count.
-        weight = tl.where(passed, (tl.exp(scaled) * 1099511627776.0).to(tl.int64), 0)
-        total = tl.where(top_k > 0, tl.sum(weight, 0).to(tl.float64), mass.to(tl.float64) * 1099511627776.0)
-        target = tl.maximum(tl.ceil(top_p.to(tl.float64) * total).to(tl.int64), 1)
-        passed = passed & (distance <= distance_reaching(distance, weight, target, 0, BITS))
-    passed = passed & (scaled >= least)
-    score = scaled - log_exponential(mix(token.to(tl.uint32), k0, k1, k2, k3))
-    _, winner, _ = winner_of(tl.where(passed, score, float("-inf")), token, scaled)
-    return winner
+        weight = tl.where(passed, _fixed_point(scaled), 0)
+        target = tl.ceil(_nucleus_mass(top_p, top_k, tl.sum(weight, 0), mass)).to(tl.int64)
+        passed = passed & (distance <= distance_reaching(distance, weight, target, 0))
+    return _winner_of_passed(passed & (scaled >= least), scaled, token, k0, k1, k2, k3)
 
 
 @triton.jit
@@ -132,12 +160,12 @@ def _filter(
     count = tl.load(counter, cache_modifier=".cg")
     winner = NO_TOKEN
     if count <= FEW:
-        winner = _draw_filtered(
-            values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, FEW, 4
+        winner = _draw_of_few(
+            values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, FEW, 32
         )
     elif count <= SIZE:
-        winner = _draw_filtered(
-            values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, SIZE, 0
+        winner = _draw_of_many(
+            values, tokens, count, best, temperature, top_p, least, top_k, mass, k0, k1, k2, k3, SIZE
         )
     return winner
 
@@ -263,7 +291,7 @@ def _draw_by_bisection(
     return winner
 
 
-@triton.jit(do_not_specialize=["all_tiles", "penalised"])
+@triton.jit(do_not_specialize=["all_tiles", "penalised", "mask_stride"])
 def choose_kernel(
     logits, bits, slots, positions, floats, ints, keys, mask, overlay, changed, blocks, places, count, values, tokens,
     tasks, out, num_sampled,

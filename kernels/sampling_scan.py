@@ -192,7 +192,7 @@ def _highest_bound(value, token, scale, k0, k1, k2, k3):
     return tl.max(value * scale + (159.0 - word.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07), 1)
 
 
-@triton.jit(do_not_specialize=["tiles", "all_tiles", "penalised"])
+@triton.jit(do_not_specialize=["tiles", "all_tiles", "penalised", "mask_stride"])
 def scan_kernel(
     logits, bits, slots, positions, floats, ints, keys, mask, overlay, changed, blocks,
     vocab, tiles, all_tiles, penalised, logits_stride, mask_stride, floats_stride, ints_stride, keys_stride, greedy_below,
@@ -239,7 +239,7 @@ def scan_kernel(
 @triton.jit
 def _reach(bits, weight, target, LAST: tl.constexpr):
     """`distance_reaching` as fp32, rounded up a little; infinity if all together do not reach the target."""
-    reach = distance_reaching(bits, weight, target, LAST, 0)
+    reach = distance_reaching(bits, weight, target, LAST)
     return tl.minimum(reach, 0x7F800000).to(tl.float32, bitcast=True) * 1.00001
 
 
@@ -260,7 +260,7 @@ def row_task(
         bits = distance_bits(scaled)
         if (top_k > 0) & (top_k < vocab):
             task = tl.where(top_k <= _LARGEST_K, FILTER, SLOW)
-            level = _reach(bits, tl.full([BLOCKS], 1, tl.int32), top_k, 11)
+            level = _reach(bits, tl.full([BLOCKS], 1, tl.int32), top_k, 15)
         else:
             share = tl.exp(scaled)
             weight = tl.where(scaled > float("-inf"), share * tl.load(blocks + MASS * BLOCKS + i), 0.0)

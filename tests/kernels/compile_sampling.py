@@ -24,7 +24,7 @@ WORDS = (
     "num_sampled", "which", "ids", "ranks",
 )  # fmt: skip
 POINTERS = dict.fromkeys(WORDS, "*i32") | dict.fromkeys(("floats", "overlay", "blocks", "values", "logprobs"), "*fp32")
-MULTIPLES = {"vocab", "logits_stride", "mask_stride"}
+MULTIPLES = {"vocab", "logits_stride", "keys_stride"}
 
 
 REGISTERS = {sampling.scan_kernel: sampling._SCAN_REGISTERS, sampling.choose_kernel: sampling._CHOOSE_REGISTERS}
