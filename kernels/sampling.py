@@ -1,6 +1,7 @@
 """From logits to tokens on the device, without sorting the vocabulary and without a decision on the host.
 
-A row of logits is taken as blocks of 64 tokens. The kernels of a step, of which those are launched that its rows can need:
+A row of logits is taken as blocks of 64 tokens, or fewer of a small vocabulary. The kernels of a step, of which those are launched
+that its rows can need:
 
 1. *penalise*: the logits of the tokens of a row's history, as they are after its penalties, into an overlay.
 2. *scan*, the one pass over all logits: the largest of each block; for rows whose winner can be anywhere its mass (the sum of
@@ -45,7 +46,7 @@ MAX_LOGPROBS = 32
 """The most likeliest tokens that are reported of a row."""
 
 _TILE = 4096
-_BLOCKS = 1024
+_LEAST_BLOCK, _MOST_BLOCK = 16, 64
 _FEW_BLOCKS = 256
 _CANDIDATES = 2048
 _FEW = 256
@@ -105,8 +106,8 @@ class SamplingKernels:
         self.vocab_size = vocab_size
         self.max_rows = max_rows
         self._greedy_below = greedy_below
-        # 1,024 blocks or more, so that a large top-k finds as many.
-        self._block = min(64, max(16, triton.next_power_of_2(vocab_size) // (2 * _BLOCKS)))
+        # So many blocks that a large top-k finds as many, as far as that goes.
+        self._block = min(_MOST_BLOCK, max(_LEAST_BLOCK, triton.next_power_of_2(vocab_size) // (2 * MAX_TOP_K)))
         self._tile = tile // self._block
         self._tiles = triton.cdiv(vocab_size, tile)
         self._padded = self._tiles * tile

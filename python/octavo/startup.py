@@ -149,10 +149,16 @@ def _sampler(config: EngineConfig, model: LoadedModel, max_num_seqs: int) -> Sam
 def _gpu_runner(
     model: LoadedModel, state: SlotState, sampler: Sampler, cache: CachePlan, max_num_batched_tokens: int
 ) -> ModelRunner:
-    """A runner whose inputs are made by kernels."""
+    """A runner whose inputs are made by kernels; the sampler's are compiled."""
+    from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
+    if isinstance(sampler, DeviceSampler):
+        buffers = inputs.buffers
+        # Steps of graphs have logits of the activations' dtype, others of fp32.
+        dtypes = (model.decoder.ops.dtype, torch.float32)
+        sampler.compile(dtypes, buffers.slots, buffers.next_positions, state.token_ids, state.params)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 

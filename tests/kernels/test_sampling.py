@@ -72,6 +72,13 @@ def check(rows, dtype=torch.float32):
     return tasks
 
 
+@pytest.fixture(params=[16, 64])
+def block(request, monkeypatch):
+    """Tokens of a block: a small vocabulary's and a large one's."""
+    monkeypatch.setattr(sampling, "_LEAST_BLOCK", request.param)
+    return request.param
+
+
 FILTERS = [
     {"temperature": 0.0},
     {},
@@ -114,7 +121,8 @@ def some_tokens(draw, vocab_size):
 @pytest.mark.parametrize(
     "kind", [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 40, "top_p": 0.9}, {"top_p": 0.6}]
 )
-def test_penalties_are_those_of_the_torch_sampler_over_histories_of_several_tiles(seed, kind):
+def test_penalties_are_those_of_the_torch_sampler_over_histories_of_several_tiles(seed, kind, monkeypatch):
+    monkeypatch.setattr(sampling, "_LEAST_BLOCK", 64)
     draw, vocab_size = np.random.default_rng(seed), 1_100
     rows = [
         Row(
@@ -181,11 +189,11 @@ def test_a_level_that_no_score_has_is_lowered(monkeypatch):
     assert check(rows) == [2] * 6
 
 
-def test_races_ask_for_the_nucleus_of_the_torch_sampler(monkeypatch):
+def test_races_ask_for_the_nucleus_of_the_torch_sampler(monkeypatch, block):
     monkeypatch.setattr(sampling, "_FEW_BLOCKS", 0)
     draw = np.random.default_rng(8)
     kinds = [{"top_p": 0.9}, {"top_p": 0.5}, {"top_p": 0.6, "min_p": 0.01}, {"min_p": 0.02}, {}]
-    rows = [Row(draw.normal(size=2_500) * 2, seed=i, **kinds[i % 5]) for i in range(10)]
+    rows = [Row(draw.normal(size=2_500) * 2, seed=i, **kinds[i % 5]) for i in range(5)]
     assert set(check(rows)) == {2}
 
 
@@ -223,7 +231,7 @@ def test_a_row_s_token_depends_on_nothing_else_in_the_step():
 def test_draws_over_seeds_follow_the_processed_distribution(monkeypatch):
     monkeypatch.setattr(sampling, "_FEW_BLOCKS", 0)
     base = Row(np.random.default_rng(3).normal(0, 1.5, 12), top_p=0.9)
-    rows = [dataclasses.replace(base, seed=seed) for seed in range(40)]
+    rows = [dataclasses.replace(base, seed=seed) for seed in range(30)]
     found = ours(rows, 12, tile=256)[0]
     counts = np.bincount(found, minlength=12).astype(float)
     wanted = np.exp(naive.log_softmax(naive.processed(base))) * len(rows)
@@ -321,7 +329,7 @@ FEATURES = [
 ]
 
 
-def test_token_lists_and_grammars_do_what_the_naive_sampler_does():
+def test_token_lists_and_grammars_do_what_the_naive_sampler_does(block):
     draw = np.random.default_rng(21)
     rows = [Row(draw.normal(size=460) * 2, seed=i, **one) for i, one in enumerate(FEATURES)]
     for i, kind in enumerate(FEATURES):
@@ -336,8 +344,8 @@ def test_token_lists_and_grammars_do_what_the_naive_sampler_does():
     assert found.logprobs is None
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 5, 20])
-def test_reported_logprobs_are_those_of_the_model_s_own_distribution(wanted):
+@pytest.mark.parametrize("wanted", [0, 1, 20])
+def test_reported_logprobs_are_those_of_the_model_s_own_distribution(wanted, block):
     draw = np.random.default_rng(5)
     kinds = [
         {"temperature": 0.0},
@@ -349,12 +357,12 @@ def test_reported_logprobs_are_those_of_the_model_s_own_distribution(wanted):
     rows = [
         # Few values: many are equal.
         Row(np.round(draw.normal(size=700)), seed=i, num_logprobs=wanted if i % 2 else -1, **kinds[i % 5])
-        for i in range(8)
+        for i in range(6)
     ]
     found = device_sampler(rows, 700)
     expected = Sampler(700)(*naive.batch(rows, 700))
     assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert found.logprob_rows.tolist() == expected.logprob_rows.tolist() == [1, 3, 5, 7]
+    assert found.logprob_rows.tolist() == expected.logprob_rows.tolist() == [1, 3, 5]
     assert found.logprobs.token_ids.tolist() == expected.logprobs.token_ids.tolist()
     assert found.logprobs.ranks.tolist() == expected.logprobs.ranks.tolist()
     torch.testing.assert_close(found.logprobs.logprobs.cpu(), expected.logprobs.logprobs, rtol=0, atol=1e-5)
@@ -383,3 +391,15 @@ def test_drafts_processed_logprobs_and_long_reports_go_to_torch(monkeypatch):
         calls.clear()
         device_sampler([row], 50, logprobs_mode=mode)
         assert bool(calls) == by_kernels
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter compiles nothing")
+def test_steps_find_their_kernels_compiled():
+    row = Row(np.zeros(1_000), num_logprobs=3, presence=0.5, grammar=[1, 2], tokens=[3, 4], top_p=0.9)
+    logits, sample, params = on_device([row], 1_000)
+    sampler = DeviceSampler(1_000, max_rows=1, device=DEVICE)
+    sampler.compile([torch.float32], sample.slots, sample.num_tokens, sample.token_ids, params)
+    kernels = [sampling.penalise_kernel, sampling.scan_kernel, sampling.choose_kernel, sampling.report_kernel]
+    compiled = [len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels]
+    sampler(logits, sample, params)
+    assert [len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels] == compiled

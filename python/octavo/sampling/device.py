@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels import launch
 from octavo.kernels.sampling import MASKED, MAX_LOGPROBS, REPLACED, REPORTED, Rows, SamplingKernels, SlotTables
 from octavo.sampling.adjust import apply_bans, apply_bias, apply_penalties
 from octavo.sampling.logprobs import Logprobs
@@ -43,13 +47,12 @@ class DeviceSampler(Sampler):
             len(reported) and (wanted > MAX_LOGPROBS or self.logprobs_mode == "processed")
         ):
             return super().__call__(logits, rows, params)
-        tables = params.tables()
         tokens = torch.empty(len(rows.slots), dtype=torch.int64, device=logits.device)
         num_sampled = torch.empty(len(rows.slots), dtype=torch.int32, device=logits.device)
         self._kernels(
             logits,
             self._kernel_rows(logits, rows, params),
-            SlotTables(tables.floats, tables.ints, tables.keys[:, int(Domain.TARGET)]),
+            _tables(params),
             tokens,
             num_sampled,
         )
@@ -58,6 +61,29 @@ class DeviceSampler(Sampler):
         which = torch.from_numpy(reported).to(logits.device)
         report = Logprobs(*self._kernels.report(logits, which, tokens, min(wanted, self.vocab_size)))
         return SamplerOutput(tokens[:, None], num_sampled, which, report)
+
+    @torch.inference_mode()
+    def compile(
+        self, dtypes: Sequence[torch.dtype], slots: Tensor, num_tokens: Tensor, token_ids: Tensor, params: SlotParams
+    ) -> None:
+        """Compiles all kernels side by side, so that no step waits for that; none runs.
+
+        Args:
+            dtypes: of the logits of steps.
+            slots: as in `SampleRows`, of any content; so are the others.
+            num_tokens: see there.
+            token_ids: see there.
+            params: of the slots.
+        """
+        rows = Rows(slots[:1], num_tokens[:1], token_ids)
+        tokens = torch.empty(1, dtype=torch.int64, device=slots.device)
+        num_sampled = torch.empty(1, dtype=torch.int32, device=slots.device)
+        with launch.compiling_ahead(len(os.sched_getaffinity(0))):
+            for dtype in dtypes:
+                logits = torch.empty(1, self.vocab_size, dtype=dtype, device=slots.device)
+                self._kernels(logits, rows, _tables(params), tokens, num_sampled)
+                for wanted in (0, 1):
+                    self._kernels.report(logits, tokens, tokens, wanted)
 
     def _kernel_rows(self, logits: Tensor, rows: SampleRows, params: SlotParams) -> Rows:
         """What the kernels have to know; rows with token lists are replaced."""
@@ -96,3 +122,8 @@ class DeviceSampler(Sampler):
         apply_penalties(new, at, at.pick(RowFlag.PENALTIES))
         apply_bans(new, at, lists, num_slots)
         self._kernels.replace(some, new)
+
+
+def _tables(params: SlotParams) -> SlotTables:
+    tables = params.tables()
+    return SlotTables(tables.floats, tables.ints, tables.keys[:, int(Domain.TARGET)])
