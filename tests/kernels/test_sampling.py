@@ -109,7 +109,8 @@ FILTERS = [
 )
 def test_every_filter_draws_the_tokens_of_the_torch_sampler(dtype, spread, vocab_size):
     draw = np.random.default_rng(vocab_size)
-    check([Row(spread * draw.normal(size=vocab_size), seed=i, **one) for i, one in enumerate(FILTERS)], dtype)
+    kinds = FILTERS if dtype == torch.float32 and vocab_size > 3 else FILTERS[::3]
+    check([Row(spread * draw.normal(size=vocab_size), seed=i, **one) for i, one in enumerate(kinds)], dtype)
 
 
 def some_tokens(draw, vocab_size):

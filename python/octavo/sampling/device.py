@@ -16,7 +16,7 @@ from octavo.sampling.logprobs import Logprobs
 from octavo.sampling.rng import Domain
 from octavo.sampling.rows import Positions, RowFlag, SampleRows
 from octavo.sampling.sampler import LogprobsMode, Sampler, SamplerOutput
-from octavo.sampling.state import GREEDY_TEMPERATURE, SlotParams
+from octavo.sampling.state import GREEDY_TEMPERATURE, SlotParams, uploaded
 
 
 class DeviceSampler(Sampler):
@@ -58,7 +58,7 @@ class DeviceSampler(Sampler):
         )
         if not len(reported):
             return SamplerOutput(tokens[:, None], num_sampled, None, None)
-        which = torch.from_numpy(reported).to(logits.device)
+        which = uploaded(reported, logits.device)
         report = Logprobs(*self._kernels.report(logits, which, tokens, min(wanted, self.vocab_size)))
         return SamplerOutput(tokens[:, None], num_sampled, which, report)
 
@@ -97,14 +97,14 @@ class DeviceSampler(Sampler):
             rows.slots,
             rows.num_tokens,
             rows.token_ids,
-            bits=torch.from_numpy(bits.astype(np.int32)).to(logits.device) if bits.any() else None,
+            bits=uploaded(bits.astype(np.int32), logits.device) if bits.any() else None,
             mask=rows.grammar_mask if masked.any() else None,
             has_penalties=bool(((rows.flags & RowFlag.PENALTIES) != 0)[~listed].any()),
         )
 
     def _replace(self, logits: Tensor, rows: SampleRows, params: SlotParams, which: np.ndarray) -> None:
         """Puts logits after bias, penalties and bans of some rows into the kernels' overlay."""
-        some = torch.from_numpy(which).to(logits.device)
+        some = uploaded(which, logits.device)
         at = Positions(
             SampleRows(
                 slots=rows.slots[some],
