@@ -75,27 +75,15 @@ def winner_of(score, token, scaled):
 
 
 @triton.jit
-def distance_reaching(distance, weight, target, LAST: tl.constexpr, BITS: tl.constexpr):
+def distance_reaching(distance, weight, target, LAST: tl.constexpr):
     """The smallest distance up to which the weights add up to `target`, of bits int32 `[SIZE]`; `FARTHEST` if all together do not.
 
-    A search with `2**BITS` limits a step, for few distances, or with one (`BITS` 0) for many. Bits below `LAST` are all ones.
+    Bits below `LAST` are all ones.
     """
     unsigned = distance.to(tl.uint32)
     found, one = tl.full([], 0, tl.uint32), tl.full([], 1, tl.uint32)
-    if BITS == 0:
-        for step in range(31 - LAST):
-            place = one << (30 - step)
-            total = tl.sum(tl.where(unsigned <= found + place - 1, weight, 0), 0)
-            found += (total < target).to(tl.uint32) * place
-    else:
-        WAYS: tl.constexpr = 1 << BITS
-        STEPS: tl.constexpr = (31 - LAST + BITS - 1) // BITS
-        way = tl.arange(0, WAYS).to(tl.uint32)
-        for step in range(STEPS):
-            place = one << (LAST + BITS * (STEPS - 1 - step))
-            # The last limit of the topmost step wraps around to the largest word.
-            limit = found + (way + 1) * place - 1
-            total = tl.sum(tl.where(unsigned[None, :] <= limit[:, None], weight[None, :], 0), 1)
-            digit = tl.minimum(tl.sum((total < target).to(tl.int32), 0), WAYS - 1)
-            found += digit.to(tl.uint32) * place
+    for step in range(31 - LAST):
+        place = one << (30 - step)
+        total = tl.sum(tl.where(unsigned <= found + place - 1, weight, 0), 0)
+        found += (total < target).to(tl.uint32) * place
     return tl.minimum(found + ((1 << LAST) - 1), FARTHEST).to(tl.int32)

@@ -1,341 +1,217 @@
-"""Draws from the vocabulary without sorting it: greedy, temperature, top-k, top-p and min-p, one program a row.
+"""From logits to tokens on the device, without sorting the vocabulary and without a decision on the host.
 
-A draw is the winner of an exponential race over counter-based numbers (`octavo.sampling.rng`, whose functions are repeated here for
-Triton), so it needs no normalised probabilities, and a threshold matters only to who may take part:
+A row of logits is taken as blocks of 64 tokens, or fewer of a small vocabulary. The kernels of a step, of which those are launched
+that its rows can need:
 
-* without a filter, or with min-p alone, one pass for the maximum and one race;
-* with top-k, the `k`-th largest of the maxima of 4,096 lanes bounds the threshold from below; what reaches that bound, little more
-  than `k` tokens, is collected, and all filters are decided by comparing the collected tokens with each other;
-* with top-p alone, all race and the winner is then asked whether it is in the nucleus: if what is likelier than it adds up to too
-  much, those race again that are likelier than it (rejection with a rising pivot, as in FlashInfer's sorting-free sampler). The
-  first winner in the nucleus wins the race inside the nucleus too, because the nucleus holds whatever is likelier than a member.
+1. *penalise*: the logits of the tokens of a row's history, as they are after its penalties, into an overlay.
+2. *scan*, the one pass over all logits: the largest of each block; for rows whose winner can be anywhere its mass (the sum of
+   exponentials) too, and a bound of the scores that its tokens have in the race.
+3. *choose*, one program a row, which reads only blocks in reach again. With top-k, the tokens that can pass reach the `k`-th
+   largest of the blocks' largest: at least `k` do, and few more. With min-p, and with top-p where the largest of few blocks make up
+   the nucleus, the same is true of another limit. All filters are then decided among those tokens.
+   Otherwise a token wins only with a high score. Scores of a race of the mass `Z` exceed `log Z - c` as a Poisson process of mean
+   `e**c` does, so some 50 blocks hold all that can win. Their tokens are asked in the order of their scores whether they are in the
+   nucleus, whose mass is summed from the blocks that reach them; of those, only such as are likelier than all before.
+4. *report*, one program a row that wants log-probabilities, which reads a few blocks again.
 
-Logits may be of 16 bits; sums are of fp32, and of 32-bit fixed point where their order is not certain. Against the torch sampler a
-token can differ only where two scores or a sum and its limit agree to some 1e-6.
+That this was enough is checked. Where very many logits are equal, and for a top-k beyond `MAX_TOP_K`, the row's program goes over
+all of it by bisection. No number of a row depends on other rows. Against the torch sampler a token can differ only where two
+scores, or a mass and its limit, agree to some 1e-6. Symbols: `R` rows, `V` vocabulary, `S` slots.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-MAX_TOP_K = 512
-"""The largest top-k that is decided here; callers take another way for larger ones."""
+from octavo.kernels import launch
+from octavo.kernels.sampling_choose import choose_kernel
+from octavo.kernels.sampling_report import report_kernel
+from octavo.kernels.sampling_scan import (
+    BLOCK_TABLES,
+    MASKED,
+    MAX_TOP_K,
+    REPLACED,
+    REPORTED,
+    penalise_kernel,
+    scan_kernel,
+)
 
-_LANES = 4096
-_CANDIDATES = 1024
+__all__ = ["MASKED", "MAX_LOGPROBS", "MAX_TOP_K", "REPLACED", "REPORTED", "Rows", "SamplingKernels", "SlotTables"]
+
+MAX_LOGPROBS = 32
+"""The most likeliest tokens that are reported of a row."""
+
+_TILE = 4096
+_LEAST_BLOCK, _MOST_BLOCK = 16, 64
+_FEW_BLOCKS = 256
+_CANDIDATES = 2048
+_FEW = 256
+_HISTORY = 1024
+_WARPS = 8
+# Programs of the scan that a multiprocessor holds at a time, and what that leaves each thread.
+_RESIDENT = 4
+_SCAN_REGISTERS = 64
+# Two programs on a multiprocessor: one wave of 256 rows.
+_CHOOSE_REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Columns of the tables of parameters."""
+class SlotTables:
+    """Sampling parameters of all slots: `[S, .]`, rows of any stride."""
 
-    temperature: int
-    top_p: int
-    min_p: int
-    top_k: int
-
-
-@triton.jit
-def _mix(word, k0, k1, k2, k3):
-    """`rng.mix` of unsigned 32-bit words."""
-    x = word + k0
-    x ^= x >> 17
-    x = (x * 0xED5AD4BB) ^ k1
-    x ^= x >> 11
-    x = x * 0xAC4C1B51 + k2
-    x ^= x >> 15
-    x = (x * 0x31848BAB) ^ k3
-    x ^= x >> 14
-    return x
+    floats: Tensor
+    """fp32: temperature, top-p, min-p, presence, frequency, repetition."""
+    ints: Tensor
+    """int32: top-k, minimum of tokens, length of the prompt."""
+    keys: Tensor
+    """int32 `[S, 4]`: slot keys of the domain that is drawn for."""
 
 
-@triton.jit
-def _log_exponential(bits):
-    """The logarithm of `rng.exponential`; `log1p(-u) = log(w) * -u / (w - 1)` with `w = 1 - u` rounded (Kahan)."""
-    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    w = 1.0 - u
-    near = w == 1.0
-    ratio = u / tl.where(near, 1.0, 1.0 - w)
-    return tl.log(tl.where(near, u, -tl.log(w) * ratio))
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step, and what the host knows of all of them."""
+
+    slots: Tensor
+    """int `[R]`, all different."""
+    num_tokens: Tensor
+    """int `[R]`, known tokens, which is the position of the token to be drawn."""
+    token_ids: Tensor
+    """int32 `[S, L]`, known tokens of all slots; read for rows with penalties."""
+    bits: Tensor | None = None
+    """int32 `[R]` of `MASKED`, `REPLACED`, `REPORTED`; `None`: 0."""
+    mask: Tensor | None = None
+    """int32 `[R, ceil(V / 32)]`: bit `i % 32` of word `i // 32` allows token `i`; read for `MASKED` rows."""
+    has_penalties: bool = True
+    """Whether there can be a row with penalties."""
 
 
-@triton.jit
-def _better(score, token, other_score, other_token):
-    """The larger score, or of equal ones the smaller token; elementwise."""
-    wins = tl.where(score == other_score, token < other_token, score > other_score)
-    return tl.where(wins, score, other_score), tl.where(wins, token, other_token)
-
-
-@triton.jit
-def _best(score, token):
-    """The largest score, and the smallest token that has it."""
-    best = tl.max(score, 0)
-    return best, tl.min(tl.where(score == best, token, 0x7FFFFFFF), 0)
-
-
-@triton.jit
-def _chunk(logits, first, vocab, N: tl.constexpr):
-    token = first + tl.arange(0, N)
-    return token, tl.load(logits + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-
-
-@triton.jit
-def _race(logits, vocab, best, inverse, low, least, k0, k1, k2, k3, N: tl.constexpr):
-    """The winner among tokens whose scaled logit is above `low` and reaches `least`, its scaled logit, and the mass of all."""
-    score = tl.full([N], float("-inf"), tl.float32)
-    winner = tl.full([N], 0x7FFFFFFF, tl.int32)
-    mass = tl.zeros([N], tl.float32)
-    for first in range(0, vocab, N):
-        token, value = _chunk(logits, first, vocab, N)
-        scaled = (value - best) * inverse
-        mass += tl.exp(scaled)
-        takes_part = (scaled > low) & (scaled >= least)
-        drawn = scaled - _log_exponential(_mix(token.to(tl.uint32), k0, k1, k2, k3))
-        score, winner = _better(tl.where(takes_part, drawn, float("-inf")), token, score, winner)
-    _, token = _best(score, winner)
-    value = tl.load(logits + token).to(tl.float32)
-    return token, (value - best) * inverse, tl.sum(mass, 0)
-
-
-@triton.jit
-def _mass_above(logits, vocab, best, inverse, pivot, N: tl.constexpr):
-    mass = tl.zeros([N], tl.float32)
-    for first in range(0, vocab, N):
-        _, value = _chunk(logits, first, vocab, N)
-        scaled = (value - best) * inverse
-        mass += tl.where(scaled > pivot, tl.exp(scaled), 0.0)
-    return tl.sum(mass, 0)
-
-
-@triton.jit
-def _lower_bound(lanes, k, STEPS: tl.constexpr):
-    """A value that at least `k` of the lanes' maxima reach, near the largest such; -inf if there is none."""
-    low = tl.min(tl.where(lanes == float("-inf"), 3e38, lanes), 0)
-    high = tl.max(lanes, 0)
-    bound = tl.where(tl.sum((lanes >= low).to(tl.int32), 0) >= k, low, float("-inf"))
-    for _ in range(STEPS):
-        middle = low + (high - low) * 0.5
-        enough = tl.sum((lanes >= middle).to(tl.int32), 0) >= k
-        bound = tl.where(enough, tl.maximum(bound, middle), bound)
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
-    return bound
-
-
-@triton.jit
-def _up_to(logits, vocab, best, inverse, limit, N: tl.constexpr):
-    """How many tokens are at most as far below the maximum as the float of bits `limit`, and their mass."""
-    count = tl.zeros([N], tl.int32)
-    mass = tl.zeros([N], tl.float32)
-    for first in range(0, vocab, N):
-        token, value = _chunk(logits, first, vocab, N)
-        scaled = (value - best) * inverse
-        distance = tl.abs(scaled).to(tl.int32, bitcast=True)
-        inside = (token < vocab) & (distance <= limit)
-        count += inside.to(tl.int32)
-        mass += tl.where(inside, tl.exp(scaled), 0.0)
-    return tl.sum(count, 0), tl.sum(mass, 0)
-
-
-@triton.jit
-def _threshold_by_bisection(logits, vocab, best, inverse, k, top_p, N: tl.constexpr):
-    """The scaled logit that passes top-k, then top-p of what passed. Distances from the maximum are ordered as their bits are."""
-    low, high = -1, 0x7F800000
-    for _ in range(31):
-        middle = low + (high - low) // 2
-        count, _mass = _up_to(logits, vocab, best, inverse, middle, N)
-        enough = count >= k
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle)
-    limit = high
-    if top_p < 1.0:
-        _count, mass = _up_to(logits, vocab, best, inverse, limit, N)
-        wanted = top_p * mass
-        # The farthest distance that has less than `wanted` before it.
-        low, high = 0, limit + 1
-        for _ in range(31):
-            middle = low + (high - low) // 2
-            _count, before = _up_to(logits, vocab, best, inverse, middle - 1, N)
-            inside = before < wanted
-            low = tl.where(inside, middle, low)
-            high = tl.where(inside, high, middle)
-        limit = low
-    return 0.0 - tl.cast(limit, tl.float32, bitcast=True)
-
-
-@triton.jit
-def _among_candidates(
-    values, tokens, count, best, inverse, least, k, top_p, k0, k1, k2, k3, C: tl.constexpr, PART: tl.constexpr
-):
-    """The winner among the collected tokens that pass top-k, top-p of what passed, and `least`."""
-    i = tl.arange(0, C)
-    scaled = (tl.load(values + i, mask=i < count, other=float("-inf")) - best) * inverse
-    token = tl.load(tokens + i, mask=i < count, other=0x7FFFFFFF)
-    weight = (tl.exp(scaled) * 4294967296.0).to(tl.int64)
-    likelier = tl.zeros([C], tl.int32)
-    before = tl.zeros([C], tl.int64)
-    for first in range(0, count, PART):
-        j = first + tl.arange(0, PART)
-        other = (tl.load(values + j, mask=j < count, other=float("-inf")) - best) * inverse
-        above = other[None, :] > scaled[:, None]
-        likelier += tl.sum(above.to(tl.int32), 1)
-        part = (tl.exp(other) * 4294967296.0).to(tl.int64)
-        before += tl.sum(tl.where(above, part[None, :], 0), 1)
-    passed = (i < count) & (likelier < k)
-    mass = tl.sum(tl.where(passed, weight, 0), 0)
-    # What is likelier adds up to less than this; before the likeliest there is nothing.
-    limit = tl.maximum(top_p.to(tl.float64) * mass.to(tl.float64), 1.0)
-    limit = tl.where(top_p < 1.0, limit, float("inf"))
-    passed = passed & (before.to(tl.float64) < limit) & (scaled >= least)
-    drawn = scaled - _log_exponential(_mix(token.to(tl.uint32), k0, k1, k2, k3))
-    _, winner = _best(tl.where(passed, drawn, float("-inf")), token)
-    return winner
-
-
-@triton.jit
-def _collect(logits, values, tokens, counter, vocab, bound, N: tl.constexpr, C: tl.constexpr):
-    """How many tokens reach `bound`; the first `C` to come are collected, in any order. The counter is 0 before and after."""
-    for first in range(0, vocab, N):
-        token, value = _chunk(logits, first, vocab, N)
-        reaches = (value >= bound) & (token < vocab)
-        place = tl.atomic_add(counter + tl.zeros([N], tl.int32), 1, mask=reaches)
-        fits = reaches & (place < C)
-        tl.store(values + place, value, mask=fits)
-        tl.store(tokens + place, token, mask=fits)
-    tl.debug_barrier()
-    collected = tl.load(counter)
-    tl.debug_barrier()
-    tl.store(counter, 0)
-    return collected
-
-
-@triton.jit
-def _draw(
-    logits, values, tokens, counter, lanes, vocab, best, inverse, least, top_k, top_p, k0, k1, k2, k3,
-    N: tl.constexpr, C: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """The token that wins the race among those that pass the filters."""
-    limited = (top_k > 0) & (top_k < vocab)
-    collected = C + 1
-    if limited:
-        bound = _lower_bound(lanes, top_k, 14)
-        collected = _collect(logits, values, tokens, counter, vocab, bound, N, C)
-    if limited & (collected <= C):
-        winner = _among_candidates(
-            values, tokens, collected, best, inverse, least, top_k, top_p, k0, k1, k2, k3, C, PART
-        )
-    else:
-        wanted = top_p
-        if limited:
-            # Many equal logits at the border: the search that always ends.
-            least = tl.maximum(least, _threshold_by_bisection(logits, vocab, best, inverse, top_k, top_p, N))
-            wanted = 2.0
-        low = float("-inf")
-        winner, value, mass = _race(logits, vocab, best, inverse, low, least, k0, k1, k2, k3, N)
-        if wanted < 1.0:
-            above = _mass_above(logits, vocab, best, inverse, value, N)
-            while (above >= wanted * mass) & (value < 0.0):
-                winner, value, _mass = _race(logits, vocab, best, inverse, value, least, k0, k1, k2, k3, N)
-                above = _mass_above(logits, vocab, best, inverse, value, N)
-    return winner
-
-
-@triton.jit(do_not_specialize=["vocab"])
-def _sample_kernel(
-    logits, slots, positions, floats, ints, keys, out, num_sampled, values, tokens, counters,
-    vocab, logits_stride, floats_stride, ints_stride, keys_stride, greedy_below,
-    TEMPERATURE: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, TOP_K: tl.constexpr,
-    N: tl.constexpr, C: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """One row a program; `values`, `tokens` and `counters` are its room for candidates."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_stride
-    slot = tl.load(slots + row).to(tl.int64)
-    temperature = tl.load(floats + slot * floats_stride + TEMPERATURE)
-    top_p = tl.load(floats + slot * floats_stride + TOP_P)
-    min_p = tl.load(floats + slot * floats_stride + MIN_P)
-    top_k = tl.load(ints + slot * ints_stride + TOP_K)
-
-    lanes = tl.full([N], float("-inf"), tl.float32)
-    lane_token = tl.full([N], 0x7FFFFFFF, tl.int32)
-    is_nan = tl.zeros([N], tl.int32)
-    for first in range(0, vocab, N):
-        token, value = _chunk(logits, first, vocab, N)
-        is_nan = tl.where(value != value, 1, is_nan)  # noqa: PLR0124 - NaN
-        lanes, lane_token = _better(value, token, lanes, lane_token)
-    best, winner = _best(lanes, lane_token)
-    valid = (tl.max(is_nan, 0) == 0) & (tl.abs(best) < float("inf"))
-
-    if valid & (temperature >= greedy_below):
-        inverse = 1.0 / temperature
-        least = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
-        lane = tl.load(positions + row).to(tl.uint32) * 4
-        slot_keys = keys + slot * keys_stride
-        s0 = tl.load(slot_keys).to(tl.uint32, bitcast=True)
-        s1 = tl.load(slot_keys + 1).to(tl.uint32, bitcast=True)
-        s2 = tl.load(slot_keys + 2).to(tl.uint32, bitcast=True)
-        s3 = tl.load(slot_keys + 3).to(tl.uint32, bitcast=True)
-        winner = _draw(
-            logits, values + row * C, tokens + row * C, counters + row, lanes, vocab, best, inverse, least, top_k, top_p,
-            _mix(lane, s0, s1, s2, s3), _mix(lane + 1, s0, s1, s2, s3),
-            _mix(lane + 2, s0, s1, s2, s3), _mix(lane + 3, s0, s1, s2, s3),
-            N, C, PART,
-        )  # fmt: skip
-    tl.store(out + row, tl.where(valid, winner, 0).to(tl.int64))
-    tl.store(num_sampled + row, tl.where(valid, 1, -1))
-
-
-@functools.cache
-def _room(device: torch.device, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Candidates' logits and tokens, and counters, of so many rows."""
-    return (
-        torch.empty(rows, _CANDIDATES, dtype=torch.float32, device=device),
-        torch.empty(rows, _CANDIDATES, dtype=torch.int32, device=device),
-        torch.zeros(rows, dtype=torch.int32, device=device),
-    )
-
-
-def sample(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    keys: Tensor,
-    columns: Columns,
-    vocab_size: int,
-    greedy_below: float,
-) -> tuple[Tensor, Tensor]:
-    """Draws a token for each row; one launch.
+class SamplingKernels:
+    """Draws for up to `max_rows` rows at a time; owns the memory that its kernels share, see `bytes_per_row`.
 
     Args:
-        logits: `[n, >= vocab_size]`, rows of any stride; read only.
-        slots: int `[n]`.
-        positions: int `[n]`, of the token to be drawn.
-        floats: fp32 `[S, .]` parameters of all slots, by `columns`; the temperature divides.
-        ints: int32 `[S, .]`; top-k is at most `MAX_TOP_K`, or 0 or less or `vocab_size` and more for all.
-        keys: int32 `[S, 4]`, slot keys, rows of any stride.
-        columns: where the parameters are.
-        vocab_size: `V`; what lies behind is padding.
+        vocab_size: `V`; further columns of the logits are padding.
+        max_rows: `R` at most.
+        device: of everything.
         greedy_below: temperatures below it are greedy.
-
-    Returns:
-        int64 `[n]` tokens; int32 `[n]` 1, or -1 where the logits leave no token (NaN, or nothing finite).
+        tile: tokens that a program works on at a time, a power of two, 256 or more.
     """
-    rows, device = len(slots), logits.device
-    out = torch.empty(rows, dtype=torch.int64, device=device)
-    num_sampled = torch.empty(rows, dtype=torch.int32, device=device)
-    values, tokens, counters = _room(device, triton.next_power_of_2(rows))
-    _sample_kernel[(rows,)](
-        logits, slots, positions, floats, ints, keys, out, num_sampled, values, tokens, counters,
-        vocab_size, logits.stride(0), floats.stride(0), ints.stride(0), keys.stride(0), greedy_below,
-        columns.temperature, columns.top_p, columns.min_p, columns.top_k,
-        min(_LANES, triton.next_power_of_2(vocab_size)), _CANDIDATES, 16, num_warps=16,
-    )  # fmt: skip
-    return out, num_sampled
+
+    def __init__(
+        self, vocab_size: int, max_rows: int, device: torch.device, greedy_below: float, tile: int = _TILE
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_rows = max_rows
+        self._greedy_below = greedy_below
+        # So many blocks that a large top-k finds as many, as far as that goes.
+        self._block = min(_MOST_BLOCK, max(_LEAST_BLOCK, triton.next_power_of_2(vocab_size) // (2 * MAX_TOP_K)))
+        self._tile = tile // self._block
+        self._tiles = triton.cdiv(vocab_size, tile)
+        self._padded = self._tiles * tile
+        self._blocks = triton.next_power_of_2(self._padded // self._block)
+        self._slots_of_device = _RESIDENT * launch.multiprocessors(device)
+
+        def words(*shape: int) -> Tensor:
+            return torch.empty(max_rows, *shape, dtype=torch.int32, device=device)
+
+        self._overlay, self._changed = words(self._padded).view(torch.float32), words(self._padded // 32)
+        # Blocks behind the last one stay as they are.
+        self._stats = words(BLOCK_TABLES.value, self._blocks).view(torch.float32)
+        self._stats.copy_(torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf, 0.0], device=device)[:, None])
+        self._places, self._tokens = words(2, self._blocks), words(_CANDIDATES)
+        self._values = words(_CANDIDATES).view(torch.float32)
+        self._count, self.tasks = words(), words()
+        self._no_bits = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def replace(self, which: Tensor, logits: Tensor) -> None:
+        """Gives the next call other logits for some rows, to be marked `REPLACED`.
+
+        Args:
+            which: int64 `[m]`, rows.
+            logits: fp32 `[m, V]`, penalties applied.
+        """
+        self._overlay[which, : self.vocab_size] = logits
+        self._overlay[which, self.vocab_size :] = -torch.inf
+        self._changed[which] = -1
+
+    def __call__(self, logits: Tensor, rows: Rows, tables: SlotTables, out: Tensor, num_sampled: Tensor) -> None:
+        """Draws a token for each row, in two or three launches; a graph can hold them.
+
+        Args:
+            logits: fp32, bf16 or fp16 `[R, >= V]`, rows of any stride; read only.
+            rows: what is drawn for.
+            tables: parameters of all slots.
+            out: int `[R]`, written: tokens; 0 for a row that fails.
+            num_sampled: int32 `[R]`, written: 1; -1 where the logits leave no token (NaN, or nothing finite).
+
+        Raises:
+            ValueError: more rows than `max_rows`.
+        """
+        count, device = len(rows.slots), logits.device
+        if count > self.max_rows:
+            raise ValueError(f"rows: {count}, at most {self.max_rows}")
+        if not count:
+            return
+        vocab, tiles = self.vocab_size, self._tiles
+        dependent = launch.dependent_launch(device)
+        options = {"num_warps": _WARPS, **launch.launch_options(dependent)}
+        # The torch sampler rounds each product: nothing is fused where its numbers are made.
+        exact = {**options, "enable_fp_fusion": False}
+        scans, chooses = options, exact
+        if device.type == "cuda":
+            scans, chooses = {**options, "maxnreg": _SCAN_REGISTERS}, {**exact, "maxnreg": _CHOOSE_REGISTERS}
+        floats, ints, keys = tables.floats, tables.ints, tables.keys
+        bits = self._no_bits if rows.bits is None else rows.bits
+        mask = self._changed if rows.mask is None else rows.mask
+        most = max(1, min(tiles, self._slots_of_device // count))
+        share = triton.cdiv(tiles, most)
+        parts = triton.cdiv(tiles, share)
+        if rows.has_penalties:
+            spans = min(parts, 8)
+            span = triton.cdiv(self._padded, 32 * spans) * 32
+            penalise_kernel[(count, spans)](
+                logits, bits, rows.slots, rows.num_tokens, rows.token_ids, floats, ints, self._overlay.view(torch.int32),
+                self._changed, vocab, span, logits.stride(0), rows.token_ids.stride(0), floats.stride(0), ints.stride(0),
+                self._padded, _HISTORY, dependent, **exact,
+            )  # fmt: skip
+        shape = (self._tile, self._block, self._blocks, self._padded)
+        penalised = int(rows.has_penalties)
+        strides = (logits.stride(0), mask.stride(0), floats.stride(0), ints.stride(0), keys.stride(0))
+        scan_kernel[(count, parts)](
+            logits, bits, rows.slots, rows.num_tokens, floats, ints, keys, mask, self._overlay, self._changed, self._stats,
+            vocab, share, tiles, penalised, *strides, self._greedy_below, *shape, dependent, **scans,
+        )  # fmt: skip
+        choose_kernel[(count,)](
+            logits, bits, rows.slots, rows.num_tokens, floats, ints, keys, mask, self._overlay, self._changed, self._stats,
+            self._places, self._count, self._values, self._tokens, self.tasks, out, num_sampled,
+            vocab, tiles, penalised, *strides, self._greedy_below,
+            *shape, _FEW_BLOCKS, _CANDIDATES, _FEW, dependent, **chooses,
+        )  # fmt: skip
+
+    def report(self, logits: Tensor, which: Tensor, out: Tensor, wanted: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of the logits as they came, after a call that drew `out` from them; one launch.
+
+        Args:
+            logits: those of the call.
+            which: int `[m]`, rows that were `REPORTED`.
+            out: int `[R]`, tokens.
+            wanted: likeliest tokens `N` beside the row's own, at most `MAX_LOGPROBS` and `V`.
+
+        Returns:
+            token ids int32 `[m, 1 + N]` and log-probabilities fp32 `[m, 1 + N]`, the row's own token first, the others in falling
+            order, equal ones by rising id; int32 `[m]` ranks of the own, 1 and more that are likelier.
+        """
+        count, device = len(which), logits.device
+        dependent = launch.dependent_launch(device)
+        ids = torch.empty(count, 1 + wanted, dtype=torch.int32, device=device)
+        logprobs = torch.empty(count, 1 + wanted, dtype=torch.float32, device=device)
+        ranks = torch.empty(count, dtype=torch.int32, device=device)
+        report_kernel[(count,)](
+            logits, which, out, self._stats, self._places, ids, logprobs, ranks, self.vocab_size, wanted, logits.stride(0),
+            self._tile, self._block, self._blocks, MAX_LOGPROBS if wanted else 0, dependent, num_warps=_WARPS,
+            enable_fp_fusion=False, **launch.launch_options(dependent),
+        )  # fmt: skip
+        return ids, logprobs, ranks

@@ -81,6 +81,8 @@ def start(config: EngineConfig) -> Started:
         )
     model = opened.load(ops, config.max_model_len)
     max_in_flight = config.max_in_flight or (2 if on_gpu else 1)
+    # Before the cache is planned, which takes the memory that is left.
+    sampler = _sampler(config, model, max_num_seqs)
     cache = plan_cache(config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight))
     spec = opened.spec
     group_windows = tuple(group.window for group in model.decoder.cache_groups)
@@ -110,11 +112,11 @@ def start(config: EngineConfig) -> Started:
         rope_rows=model.decoder.max_positions,
     )
     if on_gpu:
-        runner = _gpu_runner(config, model, state, cache, max_num_batched_tokens)
+        runner = _gpu_runner(model, state, sampler, cache, max_num_batched_tokens)
         if ops.can_be_captured() and not config.enforce_eager:
             _capture(config, core, runner, max_num_batched_tokens)
     else:
-        runner = ModelRunner(model.decoder, state, Sampler(spec.vocab_size, config.logprobs_mode), cache.num_blocks)
+        runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
     eos = list(spec.eos_token_ids)
     if tokenizer is not None:
         eos += [token for token in tokenizer.eog_token_ids if token not in eos]
@@ -137,22 +139,30 @@ def start(config: EngineConfig) -> Started:
     return started
 
 
+def _sampler(config: EngineConfig, model: LoadedModel, max_num_seqs: int) -> Sampler:
+    """By kernels on a GPU, unless results are exact."""
+    ops, vocab_size = model.decoder.ops, model.spec.vocab_size
+    # The kernels leave some steps to torch, whole: which of the two draws a row's token would depend on the others.
+    if ops.device.type != "cuda" or ops.dtype == torch.float32 or config.deterministic:
+        return Sampler(vocab_size, config.logprobs_mode)
+    from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
+
+    return DeviceSampler(vocab_size, config.logprobs_mode, max_rows=max_num_seqs, device=ops.device)
+
+
 def _gpu_runner(
-    config: EngineConfig,
-    model: LoadedModel,
-    state: SlotState,
-    cache: CachePlan,
-    max_num_batched_tokens: int,
+    model: LoadedModel, state: SlotState, sampler: Sampler, cache: CachePlan, max_num_batched_tokens: int
 ) -> ModelRunner:
-    """A runner whose inputs are made by kernels, and whose draws are, unless activations are exact."""
+    """A runner whose inputs are made by kernels; the sampler's are compiled."""
     from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
-    # The kernels take a step whole or not at all: which of the two draws a row's token would depend on the others.
-    exact = config.deterministic or model.decoder.ops.dtype == torch.float32
-    kind = Sampler if exact else DeviceSampler
-    sampler = kind(model.spec.vocab_size, config.logprobs_mode)
+    if isinstance(sampler, DeviceSampler):
+        buffers = inputs.buffers
+        # Steps of graphs have logits of the activations' dtype, others of fp32.
+        dtypes = (model.decoder.ops.dtype, torch.float32)
+        sampler.compile(dtypes, buffers.slots, buffers.next_positions, state.token_ids, state.params)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.sampling.state import RowParams, SlotParams
+from octavo.sampling.state import RowParams, SlotParams, uploaded
 
 
 class RowFlag(IntFlag):
@@ -98,7 +98,7 @@ class Positions:
             return None
         if chosen.all():
             return ALL
-        return torch.from_numpy(chosen.nonzero()[0]).to(self.slots.device)
+        return uploaded(chosen.nonzero()[0], self.slots.device)
 
     def of_slots(self, slots: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
         """Where the positions of some slots are.

@@ -17,7 +17,7 @@ from octavo.sampling.adjust import apply_bans, apply_bias, apply_grammar, apply_
 from octavo.sampling.filter import keep_thresholds
 from octavo.sampling.logprobs import Logprobs, gather_logprobs
 from octavo.sampling.rows import ALL, Pick, Positions, RowFlag, SampleRows
-from octavo.sampling.state import GREEDY_TEMPERATURE, SlotParams
+from octavo.sampling.state import GREEDY_TEMPERATURE, SlotParams, uploaded
 
 LogprobsMode = Literal["raw", "processed"]
 
@@ -79,7 +79,7 @@ class Sampler:
         if logprobs is None:
             return SamplerOutput(tokens, num_sampled, None, None)
         report = self._report(logprobs, tokens.flatten()[reported], rows, params)
-        which = torch.from_numpy((rows.flags & RowFlag.LOGPROBS).nonzero()[0]).to(logits.device)
+        which = uploaded((rows.flags & RowFlag.LOGPROBS).nonzero()[0], logits.device)
         return SamplerOutput(tokens, num_sampled, which, report)
 
     def _adjust(self, logits: Tensor, at: Positions, params: SlotParams) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,12 @@ _NEUTRAL: Final = np.array([0, 1, 0, 0, 0, 1], dtype=np.float32)
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+
+
+def uploaded(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device, for which the host does not wait."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class SlotEntry(Protocol):
@@ -127,8 +133,6 @@ class SlotParams:
         """Host copy, per slot: likeliest tokens wanted beside the sampled one; -1 for no logprobs."""
         self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, -1, dtype=np.int32)
         """The same for prompt tokens."""
-        self.top_k: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
-        """Host copy, per slot."""
         self._floats = torch.from_numpy(np.tile(_NEUTRAL, (max_num_seqs, 1))).to(device)
         self._ints = torch.zeros(max_num_seqs, len(INTS), dtype=torch.int32, device=device)
         self._keys = torch.zeros(max_num_seqs, len(Domain), 4, dtype=torch.int32, device=device)
@@ -142,7 +146,6 @@ class SlotParams:
         seed = (entry.integer("seed_hi") & 0xFFFFFFFF) << 32 | (entry.integer("seed_lo") & 0xFFFFFFFF)
         self.num_logprobs[slot] = entry.integer("num_logprobs")
         self.num_prompt_logprobs[slot] = entry.integer("num_prompt_logprobs")
-        self.top_k[slot] = entry.integer("top_k")
         staged = self._staged
         staged.slots.append(slot)
         staged.floats.append(np.array([entry.number(name) for name in FLOATS], dtype=np.float32))
@@ -198,10 +201,9 @@ class SlotParams:
         if not staged.slots:
             return
         last = {slot: i for i, slot in enumerate(staged.slots)}  # a slot may have been set twice
-        slots = torch.tensor(list(last), dtype=torch.int64).to(self.device)
+        slots = uploaded(np.array(list(last), dtype=np.int64), self.device)
         for target, rows in ((self._floats, staged.floats), (self._ints, staged.ints), (self._keys, staged.keys)):
-            packed = torch.from_numpy(np.stack([rows[i] for i in last.values()]))
-            target[slots] = packed.to(self.device)
+            target[slots] = uploaded(np.stack([rows[i] for i in last.values()]), self.device)
         self._staged = _Staged()
 
     def _flatten(self) -> TokenLists:
@@ -215,7 +217,7 @@ class SlotParams:
             has_allowed = torch.zeros(len(self.num_logprobs), dtype=torch.bool, device=self.device)
             has_allowed[allowed[0]] = True
         return TokenLists(
-            bias=(*bias, torch.from_numpy(values).to(self.device)) if bias and values is not None else None,
+            bias=(*bias, uploaded(values, self.device)) if bias and values is not None else None,
             stops=stops,
             allowed=allowed,
             has_allowed=has_allowed,
@@ -228,7 +230,7 @@ class SlotParams:
             return None
         slots = np.repeat([slot for slot, _ in filled], [len(ids) for _, ids in filled]).astype(np.int64)
         ids = np.concatenate([ids for _, ids in filled]).astype(np.int64)
-        return torch.from_numpy(slots).to(self.device), torch.from_numpy(ids).to(self.device)
+        return uploaded(slots, self.device), uploaded(ids, self.device)
 
     def _flat_bad_words(self, words: Sequence[tuple[int, Int32Array]]) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         if not words:
@@ -241,5 +243,5 @@ class SlotParams:
         slots = np.array([slot for slot, _ in words], dtype=np.int64)
         last = np.array([word[-1] for _, word in words], dtype=np.int64)
         lengths = np.array([len(word) - 1 for _, word in words], dtype=np.int64)
-        parts = [torch.from_numpy(part).to(self.device) for part in (slots, last, prefix, lengths)]
+        parts = [uploaded(part, self.device) for part in (slots, last, prefix, lengths)]
         return parts[0], parts[1], parts[2], parts[3]
