@@ -42,8 +42,9 @@ else
 	cargo test -q --workspace
 endif
 
+# A worker for each core; torch's threads do not spin while they wait for each other's turn.
 test-python: build
-	$(BIN)/pytest -q -m "not slow and not gpu"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -q -n auto --maxprocesses 8 --dist loadfile -m "not slow and not gpu"
 
 test: lint test-rust test-python  ## everything CI runs (25 minutes at most after the build)
 

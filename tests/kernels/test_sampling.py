@@ -303,7 +303,9 @@ def test_the_distance_that_reaches_a_weight_is_found_bit_by_bit(last):
 def on_device(rows, vocab_size):
     """Logits `[n, V]`, `SampleRows` and `SlotParams` of some rows, where the kernels run."""
     logits, sample, params = naive.batch(rows, vocab_size)
-    moved = {name: getattr(sample, name) for name in ("slots", "num_tokens", "token_ids", "grammar_mask")}
+    moved = {
+        name: getattr(sample, name) for name in ("slots", "num_tokens", "token_ids", "grammar_mask", "draft_tokens")
+    }
     sample = dataclasses.replace(sample, **{name: x if x is None else x.to(DEVICE) for name, x in moved.items()})
     here = SlotParams(len(params.num_logprobs), vocab_size, DEVICE)
     for slot, row in enumerate(rows):
