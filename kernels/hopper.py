@@ -484,7 +484,7 @@ class HopperTiles:
 def tiles_for(dim: int) -> HopperTiles:
     """The fastest cut for a head's size."""
     if dim <= 64:
-        return HopperTiles(keys=128, stages=3, groups=2, q_buffers=2, ping_pong=True, out_in_q=False)
+        return HopperTiles(keys=128, stages=3, groups=3, q_buffers=2, ping_pong=True, out_in_q=False)
     if dim <= 128:
         return HopperTiles(keys=128, stages=2, groups=2, q_buffers=1, ping_pong=True, out_in_q=False)
     return HopperTiles(keys=64, stages=2, groups=2, q_buffers=1, ping_pong=True, out_in_q=True)

@@ -75,14 +75,14 @@ class AttentionStep:
             if shape not in self.cascades:
                 self.cascades[shape] = cascade_schedule(
                     table, starts, lengths, shape,
-                    block_size=block_size, num_tokens=q.shape[0], max_seq_len=self.max_seq_len,
+                    block_size=block_size, num_tokens=q.shape[0],
                 )  # fmt: skip
             cascade_attention(
                 q, kv_cache, table, starts, lengths, out, self.cascades[shape], scale=scale, softcap=softcap
             )
             return
         if shape not in self.schedules:
-            self.schedules[shape] = decode_schedule(starts, lengths, shape, max_seq_len=self.max_seq_len)
+            self.schedules[shape] = decode_schedule(starts, lengths, shape)
         decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
 
     def prefill(
