@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
+from benches.gpu.limits import BYTES_PER_SECOND
 from benches.gpu.rows import Row, number, show
 from octavo.kernels import launch
 from octavo.kernels.cascade import cascade_attention, cascade_schedule
@@ -31,7 +32,6 @@ POINTS = (
     (64, 128, None), (64, 1024, 77.8), (64, 4096, 251.0), (128, 4096, 491.0),
 )  # fmt: skip
 SHAPE = DecodeShape(HEADS, KV_HEADS, DIM, torch.bfloat16, max_query_len=1)
-LIMIT = 4250.0  # GB/s
 CUTS = (
     (32, 2, 4), (64, 2, 3), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 4, 5),
     (128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3),
@@ -91,7 +91,7 @@ def cases() -> list[Case]:
     """The listed points, and one of many lengths; a few gigabytes together."""
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randint(100, 2001, (256,), generator=generator).tolist()
-    points = [case(f"{rows:3d} x {length}", [length] * rows, peer_us=us) for rows, length, us in POINTS]
+    points = [case(f"{rows} x {length}", [length] * rows, peer_us=us) for rows, length, us in POINTS]
     return [*points, case("256 x 100..2000", mixed)]
 
 
@@ -120,7 +120,7 @@ def case_row(step: Case) -> Row:
     us = median_us(captured(step.run(), IN_A_ROW)) / IN_A_ROW
     alone = median_us(captured(step.run()))
     step.run(out=out)()
-    limit = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3 / LIMIT
+    limit = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / BYTES_PER_SECOND * 1e6
     peer = step.peer_us
     wanted = 14.0 if step.name == "1 x 8192" else None if peer is None else 1.05 * peer
     return Row(
