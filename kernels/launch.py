@@ -2,8 +2,12 @@
 
 With programmatic dependent launch (CUDA programming guide, "Programmatic Dependent Launch and Synchronization") the programs of
 a kernel may start while the kernel before them still runs. Such a kernel reads constants (weights) at once, and calls `gdc_wait`
-before it reads what earlier kernels wrote and before it writes anything at all; what it reads at once must not come from the kernel
-right in front of it. Every program calls `gdc_wait`: then the end of a kernel still means the end of all kernels before it.
+before it reads what earlier kernels wrote and before it writes anything at all. Every program calls `gdc_wait`: then the end of a
+kernel still means the end of all kernels before it.
+
+Kernels that let the next one begin before they have waited themselves can all have begun while one far in front of them still runs.
+So what a kernel reads at once, if it is no constant, has a *gate* between its writer and its reader: a kernel that waits first, and
+only then lets the next one begin (`expert_gemv`'s first), or a writer that lets none begin before its end (`decode_schedule`'s).
 """
 
 from __future__ import annotations
