@@ -13,6 +13,7 @@ only then lets the next one begin (`expert_gemv`'s first), or a writer that lets
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _PARTIAL_BYTES = 64 << 20
 _COUNTERS = 1 << 14
+_COMPILING = threading.RLock()
 
 
 @triton.jit
@@ -84,19 +86,25 @@ def launch_options(dependent: bool) -> dict[str, Any]:
 
 @contextmanager
 def compiling_ahead(threads: int) -> Iterator[None]:
-    """Triton kernels that are launched inside are compiled, so many at a time, and not run; other work on the device is done."""
-    interface = triton.runtime.jit.KernelInterface
-    launched = interface.__getitem__
+    """Triton kernels that this thread launches inside are compiled, so many at a time, and not run; other work is done.
 
-    def compiled(kernel: Any, grid: Any) -> Any:
-        return functools.partial(kernel.run, grid=grid, warmup=True)
+    Other threads' kernels run: an engine may be made beside one that is at work.
+    """
+    interface, ours = triton.runtime.jit.KernelInterface, threading.get_ident()
+    with _COMPILING:
+        launched = interface.__getitem__
 
-    interface.__getitem__ = compiled
-    try:
-        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
-            yield
-    finally:
-        interface.__getitem__ = launched
+        def compiled(kernel: Any, grid: Any) -> Any:
+            if threading.get_ident() != ours:
+                return launched(kernel, grid)
+            return functools.partial(kernel.run, grid=grid, warmup=True)
+
+        interface.__getitem__ = compiled
+        try:
+            with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+                yield
+        finally:
+            interface.__getitem__ = launched
 
 
 @functools.cache
