@@ -67,8 +67,8 @@ def _attend(
 @triton.jit
 def _prefetch_tile(
     inside, cache, blocks, count, length, shared, block_stride, kv_stride, head_stride,
-    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    WINDOW: tl.constexpr, KEY_BYTES: tl.constexpr,
+    QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
+    KEY_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Brings tile `inside` of a row into the L2 cache while the kernel in front ends."""
     begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
@@ -160,7 +160,7 @@ def _decode_kernel(
             if tile < end:
                 _prefetch_tile(
                     tile - base, cache, table + row.to(tl.int64) * table_stride, count, length, shared, block_stride, kv_stride,
-                    head_stride, KV_HEADS, QUERIES, BLOCK, D, BN, WINDOW, KEY_BYTES,
+                    head_stride, QUERIES, BLOCK, D, BN, WINDOW, KEY_BYTES,
                 )  # fmt: skip
         gdc_wait()
     while tile < end:

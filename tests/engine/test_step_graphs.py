@@ -61,7 +61,7 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return started
 
     monkeypatch.setattr("octavo.llm_engine.start", start)
-    monkeypatch.setattr(startup, "_ops", lambda config, opened: CudaOps("cpu", torch.float32))
+    monkeypatch.setattr(startup, "_ops", lambda config: CudaOps("cpu", torch.float32))
     return replayed
 
 
