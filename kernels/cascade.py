@@ -96,7 +96,6 @@ def cascade_schedule(
     *,
     block_size: int,
     num_tokens: int,
-    max_seq_len: int,
     least_keys: int = _LEAST_KEYS,
     tiles: DecodeTiles | None = None,
 ) -> CascadeSchedule:
@@ -109,7 +108,6 @@ def cascade_schedule(
         shape: of the layers that will use it, without a window.
         block_size: keys of a block.
         num_tokens: how many tokens the rows have at most.
-        max_seq_len: an upper bound of `seq_lens`.
         least_keys: fewer shared keys are left to the second pass.
         tiles: the second pass's cut, instead of `shape.tiles`.
 
@@ -133,8 +131,8 @@ def cascade_schedule(
         512, 128, dependent, num_warps=4, **options,
     )  # fmt: skip
     first_shape = dataclasses.replace(shape, max_query_len=tokens)
-    first = decode_schedule(tile_starts, tile_lengths, first_shape, max_seq_len=max_seq_len)
-    rest = decode_schedule(query_start_loc, seq_lens, shape, max_seq_len=max_seq_len, shared_keys=keys, tiles=tiles)
+    first = decode_schedule(tile_starts, tile_lengths, first_shape)
+    rest = decode_schedule(query_start_loc, seq_lens, shape, shared_keys=keys, tiles=tiles)
     return CascadeSchedule(keys, tile_starts, tile_lengths, first, rest)
 
 

@@ -67,17 +67,14 @@ def _attend(
 @triton.jit
 def _prefetch_tile(
     inside, cache, blocks, count, length, shared, block_stride, kv_stride, head_stride,
-    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-    CHUNK: tl.constexpr, WINDOW: tl.constexpr, KEY_BYTES: tl.constexpr,
+    QUERIES: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
+    KEY_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Brings the first tile of unit `inside` of a row into the L2 cache while the kernel in front ends."""
+    """Brings tile `inside` of a row into the L2 cache while the kernel in front ends."""
     begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
-    units, keys = tiles, BN
-    if CHUNK > 0:
-        units, keys = tl.cdiv(tiles, CHUNK), BN * CHUNK
-    units = tl.maximum(units, 1)
-    kv_head = inside // units
-    key = _key_at(begin + (inside - kv_head * units) * keys + tl.arange(0, BN), 0, length)
+    tiles = tl.maximum(tiles, 1)
+    kv_head = inside // tiles
+    key = _key_at(begin + (inside - kv_head * tiles) * BN + tl.arange(0, BN), 0, length)
     block = tl.load(blocks + key // BLOCK).to(tl.int64)
     source = cache + kv_head.to(tl.int64) * head_stride + block * block_stride + (key % BLOCK) * D
     prefetch(source, KEY_BYTES)
@@ -103,34 +100,32 @@ def _write(
 
 
 @triton.jit
-def _slot(piece, first_piece, CHUNK: tl.constexpr):
-    """Where a piece's sums are. A program shares at most the head it begins with and the one it ends with."""
-    if CHUNK > 0:
-        return tl.cast(piece, tl.int64)
-    return tl.cast(2 * piece + tl.cast(piece == first_piece, tl.int32), tl.int64)
+def _slot(program, first_program):
+    """Where a program's sums are. It shares at most the head it begins with and the one it ends with."""
+    return tl.cast(2 * program + tl.cast(program == first_program, tl.int32), tl.int64)
 
 
 @triton.jit
 def _merged(
-    partial, sums, first_piece, last_piece, m, is_query,
-    ROWS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
+    partial, sums, first_program, last_program, m, is_query,
+    ROWS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Adds up what the pieces of a row and head have stored, in their order, several loads at a time."""
+    """Adds up what the programs of a row and head have stored, in their order, several loads at a time."""
     column = tl.arange(0, DIM)
     inside = is_query[:, None] & (column < D)[None, :]
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
-    for piece in range(first_piece, last_piece + 1, AT_ONCE):
+    for program in range(first_program, last_program + 1, AT_ONCE):
         for i in tl.static_range(AT_ONCE):
-            exists = is_query & (piece + i <= last_piece)
-            slot = _slot(piece + i, first_piece, CHUNK)
-            of_piece = sums + slot * (2 * ROWS) + m
-            its_best = tl.load(of_piece, mask=exists, other=float("-inf"), cache_modifier=".cg")
-            its_total = tl.load(of_piece + ROWS, mask=exists, other=0.0, cache_modifier=".cg")
+            exists = is_query & (program + i <= last_program)
+            slot = _slot(program + i, first_program)
+            of_program = sums + slot * (2 * ROWS) + m
+            its_best = tl.load(of_program, mask=exists, other=float("-inf"), cache_modifier=".cg")
+            its_total = tl.load(of_program + ROWS, mask=exists, other=0.0, cache_modifier=".cg")
             values = tl.load(
                 partial + slot * (ROWS * D) + m[:, None] * D + column[None, :],
-                mask=inside & (piece + i <= last_piece), other=0.0, cache_modifier=".cg",
+                mask=inside & (program + i <= last_program), other=0.0, cache_modifier=".cg",
             )  # fmt: skip
             new_best = tl.maximum(best, its_best)
             base = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -146,43 +141,36 @@ def _decode_kernel(
     q, cache, table, starts, lengths, entries, counters, partial, sums, out, lse, shared_out, shared_lse, scale, softcap,
     q_stride, out_stride, table_stride, block_stride, kv_stride, head_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
+    D: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
     LSE: tl.constexpr, WORDS: tl.constexpr, KEY_BYTES: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Units `share * pid` to `share * (pid + 1) - 1`; row `m` of a tile is query `m // GROUP`, head `m % GROUP`."""
+    """Tiles `share * pid` to `share * (pid + 1) - 1`; row `m` of a tile is query `m // GROUP`, head `m % GROUP`."""
     if PDL:
         gdc_launch_dependents()
     # Entries, tables and lengths are there: the schedule's kernel waits for them, and lets no other begin before it has ended.
     entry = entries + tl.program_id(0) * WORDS
     row, base = tl.load(entry), tl.load(entry + 1)
     start, count, length = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4)
-    share, all_units, shared = tl.load(entry + 5), tl.load(entry + 6), tl.load(entry + 7)
-    unit = tl.program_id(0) * share
-    end = tl.minimum(all_units, unit + share)
+    share, all_tiles, shared = tl.load(entry + 5), tl.load(entry + 6), tl.load(entry + 7)
+    tile = tl.program_id(0) * share
+    end = tl.minimum(all_tiles, tile + share)
     if PDL:
-        if (unit < end) & (KEY_BYTES != ""):
-            _prefetch_tile(
-                unit - base, cache, table + row.to(tl.int64) * table_stride, count, length, shared, block_stride, kv_stride,
-                head_stride, KV_HEADS, QUERIES, BLOCK, D, BN, CHUNK, WINDOW, KEY_BYTES,
-            )  # fmt: skip
+        if KEY_BYTES != "":
+            if tile < end:
+                _prefetch_tile(
+                    tile - base, cache, table + row.to(tl.int64) * table_stride, count, length, shared, block_stride, kv_stride,
+                    head_stride, QUERIES, BLOCK, D, BN, WINDOW, KEY_BYTES,
+                )  # fmt: skip
         gdc_wait()
-    while unit < end:
+    while tile < end:
         begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
-        units = tiles
-        if CHUNK > 0:
-            units = tl.cdiv(tiles, CHUNK)
-        if units > 0:
-            kv_head = (unit - base) // units
-            inside = unit - base - kv_head * units
-            if CHUNK > 0:
-                taken = 1
-                first = begin + inside * CHUNK * BN
-                stop = tl.minimum(length, first + CHUNK * BN)
-            else:
-                taken = tl.minimum(units - inside, end - unit)
-                first = begin + inside * BN
-                stop = tl.minimum(length, first + taken * BN)
+        if tiles > 0:
+            kv_head = (tile - base) // tiles
+            inside = tile - base - kv_head * tiles
+            taken = tl.minimum(tiles - inside, end - tile)
+            first = begin + inside * BN
+            stop = tl.minimum(length, first + taken * BN)
             m = tl.arange(0, BM)
             query, head = m // GROUP, kv_head * GROUP + m % GROUP
             column = tl.arange(0, DIM)
@@ -209,40 +197,36 @@ def _decode_kernel(
                 table + row.to(tl.int64) * table_stride, length - count + query, first, stop, low, length,
                 scale, softcap, block_stride, kv_stride, BLOCK, D, BN, WINDOW, SOFTCAP, PRECISION, CAUSAL,
             )  # fmt: skip
-            if taken == units:
+            if taken == tiles:
                 _write(out, lse, best, total, acc, token, head, is_query, out_stride, KV_HEADS * GROUP, D, LSE)
             else:
-                of_head = base + kv_head * units
-                if CHUNK > 0:
-                    piece, first_piece, last_piece = unit, of_head, of_head + units - 1
-                else:
-                    piece = tl.program_id(0)
-                    first_piece, last_piece = of_head // share, (of_head + units - 1) // share
-                slot = _slot(piece, first_piece, CHUNK)
+                of_head = base + kv_head * tiles
+                first_program, last_program = of_head // share, (of_head + tiles - 1) // share
+                slot = _slot(tl.program_id(0), first_program)
                 tl.store(sums + slot * (2 * ROWS) + m, best, mask=is_query)
                 tl.store(sums + slot * (2 * ROWS) + ROWS + m, total, mask=is_query)
                 tl.store(partial + slot * (ROWS * D) + m[:, None] * D + column[None, :], acc, mask=real)
                 # All threads' sums are written before one thread says so.
                 tl.debug_barrier()
                 arrived = counters + row * KV_HEADS + kv_head
-                if tl.atomic_add(arrived, 1, sem="acq_rel") == last_piece - first_piece:
+                if tl.atomic_add(arrived, 1, sem="acq_rel") == last_program - first_program:
                     r = tl.arange(0, ROWS)
                     is_row = r // GROUP < count
                     all_best, all_total, all_acc = _merged(
-                        partial, sums, first_piece, last_piece, r, is_row, ROWS, D, DIM, CHUNK, AT_ONCE
+                        partial, sums, first_program, last_program, r, is_row, ROWS, D, DIM, AT_ONCE
                     )
                     _write(
                         out, lse, all_best, all_total, all_acc, (start + r // GROUP).to(tl.int64),
                         kv_head * GROUP + r % GROUP, is_row, out_stride, KV_HEADS * GROUP, D, LSE,
                     )  # fmt: skip
                     tl.store(arrived, 0)
-            unit += taken
-        if unit == base + units * KV_HEADS:
-            base = unit
+            tile += taken
+        if tile == base + tiles * KV_HEADS:
+            base = tile
             row += 1
-            start = tl.load(starts + row, mask=unit < end, other=0)
-            count = tl.load(starts + row + 1, mask=unit < end, other=0) - start
-            length = tl.load(lengths + row, mask=unit < end, other=0)
+            start = tl.load(starts + row, mask=tile < end, other=0)
+            count = tl.load(starts + row + 1, mask=tile < end, other=0) - start
+            length = tl.load(lengths + row, mask=tile < end, other=0)
 
 
 def decode_attention(
@@ -288,12 +272,11 @@ def decode_attention(
     if not tokens:
         return
     rows, programs = triton.next_power_of_2(shape.queries), len(schedule.entries)
-    slots = len(schedule.counters) * schedule.max_chunks if schedule.chunk else 2 * programs
-    partial = torch.empty(slots, rows, dim, device=q.device, dtype=torch.float32)
-    sums = torch.empty(slots, 2, rows, device=q.device, dtype=torch.float32)
+    partial = torch.empty(2 * programs, rows, dim, device=q.device, dtype=torch.float32)
+    sums = torch.empty(2 * programs, 2, rows, device=q.device, dtype=torch.float32)
     shared_out, shared_lse = shared or (out, out)
     constant = constants(
-        shape, tiles, block=block, chunk=schedule.chunk, softcap=softcap is not None, causal=causal,
+        shape, tiles, block=block, softcap=softcap is not None, causal=causal,
         shared=shared is not None, lse=lse is not None,
     )  # fmt: skip
     dependent = launch.dependent_launch(q.device)
@@ -311,7 +294,6 @@ def constants(
     tiles: DecodeTiles,
     *,
     block: int,
-    chunk: int,
     softcap: bool,
     causal: bool,
     shared: bool,
@@ -325,7 +307,7 @@ def constants(
     key_bytes = "" if shape.dim * shape.dtype.itemsize % 16 else str(shape.dim * shape.dtype.itemsize)
     return {
         "KV_HEADS": shape.kv_heads, "GROUP": shape.heads // shape.kv_heads, "QUERIES": shape.max_query_len, "ROWS": rows,
-        "BLOCK": block, "D": shape.dim, "DIM": padded, "BM": shape.tile_queries, "BN": tiles.keys, "CHUNK": chunk,
+        "BLOCK": block, "D": shape.dim, "DIM": padded, "BM": shape.tile_queries, "BN": tiles.keys,
         "WINDOW": shape.window or 0, "SOFTCAP": softcap, "PRECISION": "ieee" if exact else "tf32", "CAUSAL": causal,
         "SHARED": shared, "LSE": lse, "WORDS": ENTRY_WORDS, "KEY_BYTES": key_bytes,
         "AT_ONCE": max(1, min(16, _LOADED_VALUES // values)),

@@ -1,8 +1,7 @@
 """How decode attention's work is cut over programs: made on the device once a step, for all layers of a shape.
 
 The tiles of keys of all rows and key/value heads stand in one line (row, head, tile); each program gets an equal run of it
-(Stream-K: Osama et al., 2023), so the launch has the device's size whatever the lengths are. Where results must not depend on the
-other rows, a row is cut into chunks of a fixed number of keys instead, and the line is one of chunks.
+(Stream-K: Osama et al., 2023), so the launch has the device's size whatever the lengths are.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from triton.language.extra.cuda import gdc_wait
 from octavo.kernels import launch
 
 ENTRY_WORDS = 8
-"""Of a program: row, the row's first unit, first token, queries, length, units a program, all units, shared keys."""
+"""Of a program: row, the row's first tile, first token, queries, length, tiles a program, all tiles, shared keys."""
 
 _PER_PROGRAM = 16
 # One number for all steps, so that one kernel serves every size of batch.
 _ROWS_AT_ONCE = 512
 _FEW_ROWS = 8
-_CHUNK_KEYS = 1024
-_MAX_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +87,6 @@ class DecodeSchedule:
     """`[programs, ENTRY_WORDS]` int32."""
     counters: Tensor
     """`[rows * kv_heads]` int32, zeros between kernels: arrivals of programs that share a row and head."""
-    chunk: int
-    """Tiles of a chunk; 0: programs end anywhere."""
-    max_chunks: int
-    """Of one row."""
     leaves_shared: bool
     """Whether keys that all rows share are left out at the rows' beginnings."""
 
@@ -112,27 +105,25 @@ def row_tiles(length, count, shared, QUERIES: tl.constexpr, BN: tl.constexpr, WI
 
 
 @triton.jit
-def _units_of_rows(
+def _tiles_of_rows(
     row, num_rows, starts, lengths, shared,
-    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     inside = row < num_rows
     start = tl.load(starts + row, mask=inside, other=0)
     count = tl.load(starts + row + 1, mask=inside, other=0) - start
     length = tl.load(lengths + row, mask=inside, other=0)
-    _begin, units = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
-    if CHUNK > 0:
-        units = tl.cdiv(units, CHUNK)
-    return units * KV_HEADS
+    _begin, tiles = row_tiles(length, count, shared, QUERIES, BN, WINDOW)
+    return tiles * KV_HEADS
 
 
 @triton.jit(do_not_specialize=["num_rows", "programs", "least"])
 def _schedule_kernel(
     starts, lengths, shared_keys, entries, counters, num_rows, programs, least,
-    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
     SHARED: tl.constexpr, ROWS: tl.constexpr, PER_PROGRAM: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Entries of `PER_PROGRAM` programs, each found by how many rows end before its first unit."""
+    """Entries of `PER_PROGRAM` programs, each found by how many rows end before its first tile."""
     # Its own readers may not begin early: they read before they wait.
     if PDL:
         gdc_wait()
@@ -142,21 +133,21 @@ def _schedule_kernel(
     i = tl.arange(0, ROWS)
     total = 0
     for first in range(0, num_rows, ROWS):
-        units = _units_of_rows(first + i, num_rows, starts, lengths, shared, KV_HEADS, QUERIES, BN, CHUNK, WINDOW)
-        total += tl.sum(units, 0)
+        tiles = _tiles_of_rows(first + i, num_rows, starts, lengths, shared, KV_HEADS, QUERIES, BN, WINDOW)
+        total += tl.sum(tiles, 0)
     share = tl.maximum(tl.cdiv(total, programs), least)
     mine = tl.program_id(0) * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
-    unit = mine * share
+    tile = mine * share
     row = tl.zeros([PER_PROGRAM], tl.int32)
     base = tl.zeros([PER_PROGRAM], tl.int32)
     before = 0
     for first in range(0, num_rows, ROWS):
-        units = _units_of_rows(first + i, num_rows, starts, lengths, shared, KV_HEADS, QUERIES, BN, CHUNK, WINDOW)
-        ends = before + tl.cumsum(units, 0)
-        ended = (ends[None, :] <= unit[:, None]) & (first + i < num_rows)[None, :]
+        tiles = _tiles_of_rows(first + i, num_rows, starts, lengths, shared, KV_HEADS, QUERIES, BN, WINDOW)
+        ends = before + tl.cumsum(tiles, 0)
+        ended = (ends[None, :] <= tile[:, None]) & (first + i < num_rows)[None, :]
         row += tl.sum(ended.to(tl.int32), 1)
         base = tl.maximum(base, tl.max(tl.where(ended, ends[None, :], 0), 1))
-        before += tl.sum(units, 0)
+        before += tl.sum(tiles, 0)
     known = (mine < programs) & (row < num_rows)
     start = tl.load(starts + row, mask=known, other=0)
     count = tl.load(starts + row + 1, mask=known, other=0) - start
@@ -180,8 +171,6 @@ def decode_schedule(
     seq_lens: Tensor,
     shape: DecodeShape,
     *,
-    max_seq_len: int,
-    deterministic: bool = False,
     shared_keys: Tensor | None = None,
     tiles: DecodeTiles | None = None,
     programs: int | None = None,
@@ -192,32 +181,26 @@ def decode_schedule(
         query_start_loc: `[R + 1]` int32, tokens of the rows; the first need not be 0.
         seq_lens: `[R]` int32, tokens of each sequence, its new ones included.
         shape: of the layers that will use it.
-        max_seq_len: an upper bound of `seq_lens`.
-        deterministic: cut each row alone, into chunks whose size follows from `max_seq_len`: its result depends on no other row.
         shared_keys: `[1]` int32: so many first keys of each row are left out.
         tiles: the cut, instead of `shape.tiles`.
         programs: how many, instead of what fills the device.
 
     Raises:
-        ValueError: shared keys with a window, or where results must not depend on other rows.
+        ValueError: shared keys with a window.
     """
-    if shared_keys is not None and (shape.window is not None or deterministic):
-        raise ValueError(f"shared_keys with window = {shape.window}, deterministic = {deterministic}")
+    if shared_keys is not None and shape.window is not None:
+        raise ValueError(f"shared_keys with window = {shape.window}")
     rows, device = seq_lens.shape[0], seq_lens.device
     tiles = tiles or shape.tiles(rows)
     programs = programs or tiles.programs * launch.multiprocessors(device)
-    chunk, max_chunks = 0, 0
-    if deterministic:
-        chunk = triton.cdiv(max(_CHUNK_KEYS, triton.cdiv(max_seq_len, _MAX_CHUNKS)), tiles.keys)
-        max_chunks = triton.cdiv(max_seq_len, chunk * tiles.keys)
     entries = torch.empty(programs, ENTRY_WORDS, device=device, dtype=torch.int32)
     counters = torch.empty(rows * shape.kv_heads, device=device, dtype=torch.int32)
     dependent = launch.dependent_launch(device)
     _schedule_kernel[(triton.cdiv(programs, _PER_PROGRAM),)](
         query_start_loc, seq_lens, seq_lens if shared_keys is None else shared_keys, entries, counters,
-        rows, programs, 1 if chunk else tiles.least,
-        shape.kv_heads, shape.max_query_len, tiles.keys, chunk, shape.window or 0, shared_keys is not None,
+        rows, programs, tiles.least,
+        shape.kv_heads, shape.max_query_len, tiles.keys, shape.window or 0, shared_keys is not None,
         _ROWS_AT_ONCE, _PER_PROGRAM, ENTRY_WORDS, dependent,
         num_warps=4, **launch.launch_options(dependent),
     )  # fmt: skip
-    return DecodeSchedule(shape, tiles, entries, counters, chunk, max_chunks, shared_keys is not None)
+    return DecodeSchedule(shape, tiles, entries, counters, shared_keys is not None)

@@ -81,11 +81,10 @@ def _copy_keys(kv_desc, shared, full, table, column, last_column, source, BN: gl
 
 @gluon.jit
 def _producer(
-    q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-    q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+    q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
+    heads, group, kv_rows, table_stride,
     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    DIM: gl.constexpr, WINDOW: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Loads an item's first keys, its queries, then keys and values tile by tile as their places become free."""
     BLOCK: gl.constexpr = kv_desc.block_shape[0]
@@ -153,7 +152,7 @@ def _softmax(
 
 
 @gluon.jit
-def _begin_turn(turns, which: gl.constexpr, fill, CONSUMERS: gl.constexpr, PING_PONG: gl.constexpr):
+def _begin_turn(turns, which: gl.constexpr, fill, PING_PONG: gl.constexpr):
     """Waits until the group before this one has issued its products: of this fill, or the last group's of the fill before."""
     if PING_PONG:
         mbarrier.wait(turns.index(which), (fill & 1) ^ (which == 0))
@@ -175,7 +174,7 @@ def _pass(
         stage = f % STAGES
         phase = (f // STAGES) & 1
         mbarrier.wait(k_full.index(stage), phase)
-        _begin_turn(turns, which, f, CONSUMERS, PING_PONG)
+        _begin_turn(turns, which, f, PING_PONG)
         _end_turn(turns, which, CONSUMERS, PING_PONG)
         mbarrier.arrive(k_free.index(stage), count=1)
         mbarrier.wait(v_full.index(stage), phase)
@@ -196,7 +195,7 @@ def _step(
     stage = fill % STAGES
     before = (fill - 1) % STAGES
     mbarrier.wait(k_full.index(stage), (fill // STAGES) & 1)
-    _begin_turn(turns, which, fill, CONSUMERS, PING_PONG)
+    _begin_turn(turns, which, fill, PING_PONG)
     zero = gl.zeros([BM, BN], gl.float32, s_layout)
     next_scores = warpgroup_mma(q_tile, k_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(before), ((fill - 1) // STAGES) & 1)
@@ -264,7 +263,7 @@ def _attend(
     fill += top - high
     stage = fill % STAGES
     mbarrier.wait(k_full.index(stage), (fill // STAGES) & 1)
-    _begin_turn(turns, which, fill, CONSUMERS, PING_PONG)
+    _begin_turn(turns, which, fill, PING_PONG)
     zero = gl.zeros([BM, BN], gl.float32, s_layout)
     next_scores = warpgroup_mma(q_tile, k_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
     _end_turn(turns, which, CONSUMERS, PING_PONG)
@@ -323,8 +322,8 @@ def _attend(
 @gluon.jit
 def _consumer(
     which: gl.constexpr,
-    q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-    q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+    out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+    q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
     Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
@@ -402,53 +401,44 @@ def _kernel(
         gl.warp_specialize([
             (_consumer, (
                 0,
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+                out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
                 STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+                out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
                 STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 2,
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+                out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
                 STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
+                heads, group, kv_rows, table_stride, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, Q_BUFFERS,
             )),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consumer, (
                 0,
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+                out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
                 STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
+                out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
                 STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
-                q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns,
-                heads, group, kv_rows, table_stride, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
+                heads, group, kv_rows, table_stride, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, Q_BUFFERS,
             )),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
@@ -484,7 +474,7 @@ class HopperTiles:
 def tiles_for(dim: int) -> HopperTiles:
     """The fastest cut for a head's size."""
     if dim <= 64:
-        return HopperTiles(keys=128, stages=3, groups=2, q_buffers=2, ping_pong=True, out_in_q=False)
+        return HopperTiles(keys=128, stages=3, groups=3, q_buffers=2, ping_pong=True, out_in_q=False)
     if dim <= 128:
         return HopperTiles(keys=128, stages=2, groups=2, q_buffers=1, ping_pong=True, out_in_q=False)
     return HopperTiles(keys=64, stages=2, groups=2, q_buffers=1, ping_pong=True, out_in_q=True)

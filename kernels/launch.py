@@ -2,13 +2,18 @@
 
 With programmatic dependent launch (CUDA programming guide, "Programmatic Dependent Launch and Synchronization") the programs of
 a kernel may start while the kernel before them still runs. Such a kernel reads constants (weights) at once, and calls `gdc_wait`
-before it reads what earlier kernels wrote and before it writes anything at all; what it reads at once must not come from the kernel
-right in front of it. Every program calls `gdc_wait`: then the end of a kernel still means the end of all kernels before it.
+before it reads what earlier kernels wrote and before it writes anything at all. Every program calls `gdc_wait`: then the end of a
+kernel still means the end of all kernels before it.
+
+Kernels that let the next one begin before they have waited themselves can all have begun while one far in front of them still runs.
+So what a kernel reads at once, if it is no constant, has a *gate* between its writer and its reader: a kernel that waits first, and
+only then lets the next one begin (`expert_gemv`'s first), or a writer that lets none begin before its end (`decode_schedule`'s).
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _PARTIAL_BYTES = 64 << 20
 _COUNTERS = 1 << 14
+_COMPILING = threading.RLock()
 
 
 @triton.jit
@@ -80,19 +86,25 @@ def launch_options(dependent: bool) -> dict[str, Any]:
 
 @contextmanager
 def compiling_ahead(threads: int) -> Iterator[None]:
-    """Triton kernels that are launched inside are compiled, so many at a time, and not run; other work on the device is done."""
-    interface = triton.runtime.jit.KernelInterface
-    launched = interface.__getitem__
+    """Triton kernels that this thread launches inside are compiled, so many at a time, and not run; other work is done.
 
-    def compiled(kernel: Any, grid: Any) -> Any:
-        return functools.partial(kernel.run, grid=grid, warmup=True)
+    Other threads' kernels run: an engine may be made beside one that is at work.
+    """
+    interface, ours = triton.runtime.jit.KernelInterface, threading.get_ident()
+    with _COMPILING:
+        launched = interface.__getitem__
 
-    interface.__getitem__ = compiled
-    try:
-        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
-            yield
-    finally:
-        interface.__getitem__ = launched
+        def compiled(kernel: Any, grid: Any) -> Any:
+            if threading.get_ident() != ours:
+                return launched(kernel, grid)
+            return functools.partial(kernel.run, grid=grid, warmup=True)
+
+        interface.__getitem__ = compiled
+        try:
+            with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
+                yield
+        finally:
+            interface.__getitem__ = launched
 
 
 @functools.cache

@@ -1,12 +1,12 @@
 """Matrix products of few rows, `y = x · Wᵀ`, and which kernel makes them.
 
 A decode step reads every weight once and does little with it: these kernels are built to read at the memory's full rate. Products
-of more than a few hundred rows are bound by arithmetic and left to cuBLAS.
+of more rows are bound by arithmetic and left to cuBLAS.
 
 | rows | kernel |
 | --- | --- |
 | 1 or 2 | `gemv`: plain arithmetic, whole rows of the weights at once |
-| up to 32, Hopper | `ring_linear`: copies by the tensor memory accelerator through a ring of stages, work cut evenly |
+| up to 32 or 64, Hopper | `ring_linear`: copies by the tensor memory accelerator through a ring of stages, work cut evenly |
 | up to 64 | `split_linear`: portable, the inner dimension split over programs |
 | more, or fp32 | cuBLAS |
 

@@ -90,7 +90,7 @@ class Rows:
 
 
 class SamplingKernels:
-    """Draws for up to `max_rows` rows at a time; owns the memory that its kernels share, see `bytes_per_row`.
+    """Draws for up to `max_rows` rows at a time; owns the memory that its kernels share, some `5 V` bytes a row.
 
     Args:
         vocab_size: `V`; further columns of the logits are padding.

@@ -1,8 +1,8 @@
 """Decode attention over the paged cache on one GPU, against FA-3's times on such a GPU (docs/performance.md).
 
-Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16; the schedule is for sequences of up to
-131,072 tokens, as an engine captures it. Times are a call's share of a graph of 16 calls, one behind the other as layers are, each
-with keys and values that are not in the L2 cache; "alone" is a graph of one call, whose own launch takes some 6 us of it.
+Llama-3-8B's shape: 32 query heads, 8 key/value heads, head size 128, bf16, blocks of 16. Times are a call's share of a
+graph of 16 calls, one behind the other as layers are, each with keys and values that are not in the L2 cache; "alone" is a graph of
+one call, whose own launch takes some 6 us of it.
 
     python -m benches.gpu.decode [--tune]
 """
@@ -18,20 +18,20 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
+from benches.gpu.limits import BYTES_PER_SECOND
 from benches.gpu.rows import Row, number, show
 from octavo.kernels import launch
 from octavo.kernels.cascade import cascade_attention, cascade_schedule
 from octavo.kernels.decode import decode_attention
 from octavo.kernels.decode_schedule import DecodeShape, DecodeTiles, decode_schedule
 
-HEADS, KV_HEADS, DIM, BLOCK, LONGEST = 32, 8, 128, 16, 131_072
+HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 # Rows, length, and FA-3's microseconds.
 POINTS = (
     (1, 128, None), (1, 1024, 11.9), (1, 8192, 16.8), (1, 65536, 74.5), (16, 4096, 71.4),
     (64, 128, None), (64, 1024, 77.8), (64, 4096, 251.0), (128, 4096, 491.0),
 )  # fmt: skip
 SHAPE = DecodeShape(HEADS, KV_HEADS, DIM, torch.bfloat16, max_query_len=1)
-LIMIT = 4250.0  # GB/s
 CUTS = (
     (32, 2, 4), (64, 2, 3), (64, 2, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 4, 5),
     (128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3),
@@ -60,7 +60,7 @@ class Case:
 
     def run(self, tiles: DecodeTiles | None = None, out: torch.Tensor | None = None) -> Callable[[], None]:
         """The attention, of the next layer in each call; its schedule is made now."""
-        schedule = decode_schedule(self.starts, self.lengths, SHAPE, max_seq_len=LONGEST, tiles=tiles)
+        schedule = decode_schedule(self.starts, self.lengths, SHAPE, tiles=tiles)
         out = torch.empty_like(self.q) if out is None else out
         tables = itertools.cycle([self.table + layer * self.table.numel() for layer in range(self.layers)])
         return lambda: decode_attention(
@@ -91,7 +91,7 @@ def cases() -> list[Case]:
     """The listed points, and one of many lengths; a few gigabytes together."""
     generator = torch.Generator().manual_seed(0)
     mixed = torch.randint(100, 2001, (256,), generator=generator).tolist()
-    points = [case(f"{rows:3d} x {length}", [length] * rows, peer_us=us) for rows, length, us in POINTS]
+    points = [case(f"{rows} x {length}", [length] * rows, peer_us=us) for rows, length, us in POINTS]
     return [*points, case("256 x 100..2000", mixed)]
 
 
@@ -120,7 +120,7 @@ def case_row(step: Case) -> Row:
     us = median_us(captured(step.run(), IN_A_ROW)) / IN_A_ROW
     alone = median_us(captured(step.run()))
     step.run(out=out)()
-    limit = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / 1e3 / LIMIT
+    limit = 4 * int(step.lengths.sum()) * KV_HEADS * DIM / BYTES_PER_SECOND * 1e6
     peer = step.peer_us
     wanted = 14.0 if step.name == "1 x 8192" else None if peer is None else 1.05 * peer
     return Row(
@@ -132,18 +132,8 @@ def case_row(step: Case) -> Row:
 def schedule_row(rows: int) -> Row:
     lengths = torch.full((rows,), 1000, device="cuda", dtype=torch.int32)
     starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32)
-    us = median_us(captured(lambda: decode_schedule(starts, lengths, SHAPE, max_seq_len=LONGEST)))
+    us = median_us(captured(lambda: decode_schedule(starts, lengths, SHAPE)))
     return Row(f"schedule of {rows} rows, once a step", us, "us")
-
-
-def deterministic_row(rows: int, length: int) -> Row:
-    step = case("", [length] * rows)
-    schedule = decode_schedule(step.starts, step.lengths, SHAPE, max_seq_len=LONGEST, deterministic=True)
-    out = torch.empty_like(step.q)
-    us = median_us(captured(lambda: decode_attention(
-        step.q, step.cache, step.table, step.starts, step.lengths, out, schedule, scale=DIM**-0.5, softcap=None
-    )))  # fmt: skip
-    return Row(f"decode attention {rows} x {length}, rows cut into fixed chunks", us, "us")
 
 
 def cascade_rows(rows: int, shared: int, own: int) -> Iterator[Row]:
@@ -152,9 +142,7 @@ def cascade_rows(rows: int, shared: int, own: int) -> Iterator[Row]:
     limits = {"scale": DIM**-0.5, "softcap": None}
 
     def cut() -> object:
-        return cascade_schedule(
-            step.table, step.starts, step.lengths, SHAPE, block_size=BLOCK, num_tokens=rows, max_seq_len=LONGEST
-        )
+        return cascade_schedule(step.table, step.starts, step.lengths, SHAPE, block_size=BLOCK, num_tokens=rows)
 
     schedule, out, alone = cut(), torch.full_like(step.q, torch.nan), torch.full_like(step.q, torch.nan)
     together = median_us(captured(lambda: cascade_attention(*arguments, out, schedule, **limits)))
@@ -174,8 +162,6 @@ def rows() -> Iterator[Row]:
         steps[0].run()()
     yield from map(case_row, steps)
     yield from map(schedule_row, (1, 256))
-    yield deterministic_row(1, 8192)
-    yield deterministic_row(64, 1024)
     yield from cascade_rows(64, 8192, 128)
     yield from cascade_rows(64, 0, 1024)
 

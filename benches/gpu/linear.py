@@ -124,7 +124,7 @@ def gemv_cuts(depth: int, gated: bool) -> list[GemvTiles]:
     return [GemvTiles(max(1, n // 2) if gated else n, chunk, warps) for n, warps in cuts]
 
 
-def split_cuts(rows: int, gated: bool) -> list[SplitTiles]:
+def split_cuts(gated: bool) -> list[SplitTiles]:
     """Those worth a try."""
     shapes = ((64, 64, 4 if gated else 6), (64, 128, 2 if gated else 4)) + (() if gated else ((128, 64, 4),))
     return [SplitTiles(*shape, 4, splits) for shape in shapes for splits in (1, 4)]
@@ -136,7 +136,7 @@ def cuts_of(rows: int, depth: int, gated: bool) -> list[Tiles]:
     if rows <= 4:
         cuts += gemv_cuts(depth, gated) if rows == 1 else gemv_cuts(depth, gated)[1:3]
     if rows in (16, 64):
-        cuts += split_cuts(rows, gated)
+        cuts += split_cuts(gated)
     return cuts
 
 

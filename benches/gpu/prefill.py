@@ -42,7 +42,7 @@ CUTS: dict[int, tuple[dict[str, Any], ...]] = {
         {}, {"ping_pong": False}, {"q_buffers": 2}, {"q_buffers": 2, "ping_pong": False}, {"q_buffers": 2, "out_in_q": True},
         {"keys": 64, "stages": 4},
     ),
-    64: ({}, {"ping_pong": False}, {"groups": 3}, {"groups": 3, "ping_pong": False}),
+    64: ({}, {"ping_pong": False}, {"groups": 2}, {"groups": 2, "ping_pong": False}),
     256: ({}, {"ping_pong": False}),
 }  # fmt: skip
 SAMPLES = 64

@@ -58,9 +58,7 @@ class EngineConfig:
     )
     max_num_seqs: int = _arg(256, "Requests that run at once.")
     max_num_batched_tokens: int | None = _arg(None, "Tokens of one step; 8192 on a GPU, 512 on a CPU by default.")
-    enforce_eager: bool = _arg(
-        False, "Launch every kernel of a decode step on its own instead of replaying a CUDA graph."
-    )
+    enforce_eager: bool = _arg(False, "Launch every kernel of a step on its own instead of replaying a CUDA graph.")
     deterministic: bool = _arg(
         False,
         "The same tokens for a request whatever runs beside it, however its prompt is cut, preempted or cached, on the same "

@@ -16,7 +16,7 @@ from octavo.engine.plan import StepPlan
 from octavo.errors import ParameterError
 from octavo.memory import CachePlan, StepLimits, plan_cache
 from octavo.models.catalog import resolve_model
-from octavo.models.loader import LoadedModel, OpenedModel, open_model
+from octavo.models.loader import LoadedModel, open_model
 from octavo.ops.base import OpSet
 from octavo.progress import tracked
 from octavo.sampling.sampler import Sampler
@@ -69,7 +69,7 @@ def start(config: EngineConfig) -> Started:
     opened = open_model(source, dummy=dummy)
     defaults = load_sampling_defaults(config.generation_config, config.override_generation_config, source.path)
     torch.set_num_threads(config.threads)
-    ops = _ops(config, opened)
+    ops = _ops(config)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer or source.path)
     template = load_chat_template(config.chat_template, tokenizer)
     on_gpu = ops.device.type == "cuda"
@@ -177,7 +177,7 @@ def _capture(config: EngineConfig, core: EngineCore, runner: ModelRunner, max_nu
     runner.capture(StepPlan(core), sizes, lambda items: tracked("CUDA graphs", items, shown))
 
 
-def _ops(config: EngineConfig, opened: OpenedModel) -> Any:
+def _ops(config: EngineConfig) -> Any:
     """The op set for `backend` and `dtype`."""
     has_gpu = torch.cuda.is_available()
     backend = config.backend

@@ -61,7 +61,7 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return started
 
     monkeypatch.setattr("octavo.llm_engine.start", start)
-    monkeypatch.setattr(startup, "_ops", lambda config, opened: CudaOps("cpu", torch.float32))
+    monkeypatch.setattr(startup, "_ops", lambda config: CudaOps("cpu", torch.float32))
     return replayed
 
 
@@ -115,6 +115,19 @@ def test_rows_that_begin_alike_take_the_graph_for_that_and_get_the_same_tokens(
     monkeypatch.undo()
     expected = make_llm().generate(alike, greedy, use_tqdm=False)
     assert found == [output.outputs[0].token_ids for output in expected]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")
+@pytest.mark.parametrize("interpreted", [MIXED_SIZES], indirect=True)
+@pytest.mark.usefixtures("interpreted")
+def test_kernels_of_small_graphs_are_compiled_after_a_step_of_a_large_one(tiny_model: Any) -> None:
+    one = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(str(tiny_model), backend="cpu", disable_log_stats=True, max_model_len=64, max_num_seqs=4) as llm:
+        llm.generate([list(range(10, 50))], one, use_tqdm=False)
+        runner = llm.engine._started.runner
+        assert runner.inputs.buffers.logits_indices.max() == 39
+        with torch.inference_mode():
+            runner._graphs._compile([Size(4, 16)])
 
 
 def test_sizes_of_mixed_steps_have_room_for_more_tokens_than_rows() -> None:

@@ -30,9 +30,7 @@ STRIDES = ("q_stride", "out_stride", "block_stride", "kv_stride", "head_stride")
 
 def compiled(shape: DecodeShape, softcap: bool, tiles: DecodeTiles, shared: bool):
     """With log-sum-exps and, if `shared`, results for shared keys."""
-    constants = decode.constants(
-        shape, tiles, block=16, chunk=0, softcap=softcap, causal=True, shared=shared, lse=shared
-    )
+    constants = decode.constants(shape, tiles, block=16, softcap=softcap, causal=True, shared=shared, lse=shared)
     constants["PDL"] = True
     names = decode._decode_kernel.arg_names
     types = ADDRESSES | {"scale": "fp32", "softcap": "fp32"}

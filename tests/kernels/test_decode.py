@@ -69,17 +69,15 @@ def plain(arguments, shape: DecodeShape, scale: float, softcap: float | None) ->
 
 
 @pytest.mark.parametrize(
-    ("programs", "changes", "softcap", "deterministic"),
-    [(1, {}, None, False), (5, {"window": 21}, 2.0, False), (60, {}, None, False), (7, {"window": 40}, None, True)],
-    ids=["one_program", "few_with_window_and_cap", "more_than_tiles", "chunks"],
+    ("programs", "changes", "softcap"),
+    [(1, {}, None), (5, {"window": 21}, 2.0), (60, {}, None)],
+    ids=["one_program", "few_with_window_and_cap", "more_than_tiles"],
 )
-def test_rows_of_few_queries_equal_the_plain_loop(monkeypatch, programs, changes, softcap, deterministic):
-    monkeypatch.setattr("octavo.kernels.decode_schedule._CHUNK_KEYS", 32)
+def test_rows_of_few_queries_equal_the_plain_loop(programs, changes, softcap):
     arguments, shape = case(ROWS), replace(SHAPE, **changes)
     schedule = decode_schedule(
-        arguments["query_start_loc"], arguments["seq_lens"], shape,
-        max_seq_len=128, tiles=TILES, programs=programs, deterministic=deterministic,
-    )  # fmt: skip
+        arguments["query_start_loc"], arguments["seq_lens"], shape, tiles=TILES, programs=programs
+    )
     expected = plain(arguments, shape, 0.3, softcap)
     # The second time shows that the counters are as they were.
     for _ in range(2):
@@ -90,30 +88,13 @@ def test_rows_of_few_queries_equal_the_plain_loop(monkeypatch, programs, changes
         assert not schedule.counters.any()
 
 
-def test_a_row_in_chunks_does_not_depend_on_the_other_rows(monkeypatch):
-    monkeypatch.setattr("octavo.kernels.decode_schedule._CHUNK_KEYS", 32)
-    results = []
-    for rows in ([(101, 1)], [(101, 1), (64, 1), (3, 1)]):
-        arguments = case([(101, 1), (64, 1), (3, 1)])
-        arguments |= {name: arguments[name][: len(rows)] for name in ("block_table", "seq_lens")}
-        arguments["query_start_loc"] = arguments["query_start_loc"][: len(rows) + 1]
-        schedule = decode_schedule(
-            arguments["query_start_loc"], arguments["seq_lens"], SHAPE,
-            max_seq_len=128, tiles=TILES, programs=5, deterministic=True,
-        )  # fmt: skip
-        out = torch.zeros_like(arguments["q"])
-        decode_attention(**arguments, out=out, schedule=schedule, scale=0.3, softcap=None)
-        results.append(out[2])
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize(("shared_blocks", "found"), [(0, 0), (5, 40)])
 def test_what_all_rows_share_is_read_by_a_pass_of_its_own(shared_blocks, found):
     rows = [(40, 1), (70, 2), (45, 1), (90, 1), (0, 0)]
     arguments = case(rows, shared_blocks)
     schedule = cascade_schedule(
         arguments["block_table"], arguments["query_start_loc"], arguments["seq_lens"], SHAPE,
-        block_size=BLOCK, num_tokens=9, max_seq_len=128, least_keys=16, tiles=TILES,
+        block_size=BLOCK, num_tokens=9, least_keys=16, tiles=TILES,
     )  # fmt: skip
     assert schedule.keys.tolist() == [found]
     out = torch.full_like(arguments["q"], UNTOUCHED)
@@ -131,30 +112,25 @@ def test_the_shared_beginning_ends_before_any_query_and_at_the_first_other_block
             arguments["block_table"][2, own] = 1
         schedule = cascade_schedule(
             arguments["block_table"], arguments["query_start_loc"], arguments["seq_lens"], SHAPE,
-            block_size=BLOCK, num_tokens=4, max_seq_len=128, least_keys=1,
+            block_size=BLOCK, num_tokens=4, least_keys=1,
         )  # fmt: skip
         assert schedule.keys.tolist() == [found]
 
 
 @pytest.mark.parametrize("programs", [1, 7, 200])
 @pytest.mark.parametrize("window", [None, 21])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_every_tile_is_in_one_program(monkeypatch, programs, window, deterministic):
-    monkeypatch.setattr("octavo.kernels.decode_schedule._CHUNK_KEYS", 48)
+def test_every_tile_is_in_one_program(monkeypatch, programs, window):
     monkeypatch.setattr("octavo.kernels.decode_schedule._ROWS_AT_ONCE", 4)
     shape = replace(SHAPE, window=window)
     starts = torch.tensor([2, *[new for _, new in ROWS]]).cumsum(0).int().to(DEVICE)
     lengths = torch.tensor([old + new for old, new in ROWS], dtype=torch.int32, device=DEVICE)
-    schedule = decode_schedule(
-        starts, lengths, shape, max_seq_len=150, tiles=replace(TILES, least=2), programs=programs, deterministic=deterministic
-    )  # fmt: skip
-    # Every unit of the line by brute force: its row, and the row's first unit.
+    schedule = decode_schedule(starts, lengths, shape, tiles=replace(TILES, least=2), programs=programs)
+    # Every tile of the line by brute force: its row, and the row's first tile.
     line = []
     for row, (old, new) in enumerate(ROWS):
         begin = 0 if window is None else max(0, old - window + 1) // 16 * 16
         tiles = -(-(old + new - begin) // 16) if 0 < new <= shape.max_query_len else 0
-        units = -(-tiles // 3) if deterministic else tiles
-        line += [(row, len(line))] * (units * KV_HEADS)
+        line += [(row, len(line))] * (tiles * KV_HEADS)
     covered = []
     for program, entry in enumerate(schedule.entries.tolist()):
         row, base, start, count, length, share, total, shared = entry
@@ -165,9 +141,7 @@ def test_every_tile_is_in_one_program(monkeypatch, programs, window, determinist
             assert (row, base) == line[mine[0]]
             assert (start, count, length) == (int(starts[row]), ROWS[row][1], sum(ROWS[row]))
     assert covered == list(range(len(line)))
-    assert max(entry[5] for entry in schedule.entries.tolist()) == max(
-        1 if deterministic else 2, -(-len(line) // programs)
-    )
+    assert max(entry[5] for entry in schedule.entries.tolist()) == max(2, -(-len(line) // programs))
     assert not schedule.counters.any()
 
 
@@ -176,7 +150,7 @@ def test_every_tile_is_in_one_program(monkeypatch, programs, window, determinist
     ("dim", "group", "queries"),
     [(128, 4, 1), (128, 8, 4), (64, 4, 2), (80, 1, 1), (96, 4, 1), (256, 2, 3), (128, 4, 16)],
 )
-@pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 20.0}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 20.0}], ids=str)
 def test_short_types_and_real_sizes_equal_attention_in_fp32(dim, group, queries, options):
     """All rows' keys and values are gathered and multiplied at once, in fp32."""
     generator = torch.Generator(DEVICE).manual_seed(dim)
@@ -191,9 +165,7 @@ def test_short_types_and_real_sizes_equal_attention_in_fp32(dim, group, queries,
     starts = torch.arange(rows + 1, device=DEVICE, dtype=torch.int32) * queries
     window, softcap = options.get("window"), options.get("softcap")
     shape = DecodeShape(group * kv_heads, kv_heads, dim, torch.bfloat16, queries, window)
-    schedule = decode_schedule(
-        starts, lengths, shape, max_seq_len=131_072, deterministic=options.get("deterministic", False)
-    )
+    schedule = decode_schedule(starts, lengths, shape)
     out = torch.full_like(q, torch.nan)
     decode_attention(q, cache, table, starts, lengths, out, schedule, scale=dim**-0.5, softcap=softcap)
     keys, values = cache[table.long()].float().permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :longest]
@@ -217,7 +189,6 @@ def test_a_schedule_of_another_shape_is_refused():
         arguments["query_start_loc"],
         arguments["seq_lens"],
         replace(SHAPE, heads=4),
-        max_seq_len=8,
         tiles=TILES,
         programs=1,
     )

@@ -332,6 +332,16 @@ FEATURES = [
 ]
 
 
+def test_without_a_mask_no_row_is_masked():
+    """As the torch sampler has it."""
+    logits, sample, params = on_device([Row(np.arange(40.0), grammar=[3], temperature=0.0)], 40)
+    plain = dataclasses.replace(sample, grammar_mask=None)
+    sampler = DeviceSampler(40, max_rows=1, device=DEVICE)
+    # Read as a mask it would allow nothing.
+    sampler._kernels._changed.zero_()
+    assert [sampler(logits, step, params).token_ids.item() for step in (plain, sample)] == [39, 3]
+
+
 def test_token_lists_and_grammars_do_what_the_naive_sampler_does(block):
     draw = np.random.default_rng(21)
     rows = [Row(draw.normal(size=460) * 2, seed=i, **one) for i, one in enumerate(FEATURES)]

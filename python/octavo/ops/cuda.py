@@ -46,7 +46,6 @@ class AttentionStep:
     num_decode_rows: int | None
     """None: all rows of at most `max_decode_query_len` queries, which the kernels see for themselves."""
     max_decode_query_len: int
-    max_seq_len: int
     deterministic: bool
     """Whether a token's result must not depend on the step's other tokens: then one kernel does all rows."""
     cascade: bool
@@ -75,14 +74,14 @@ class AttentionStep:
             if shape not in self.cascades:
                 self.cascades[shape] = cascade_schedule(
                     table, starts, lengths, shape,
-                    block_size=block_size, num_tokens=q.shape[0], max_seq_len=self.max_seq_len,
+                    block_size=block_size, num_tokens=q.shape[0],
                 )  # fmt: skip
             cascade_attention(
                 q, kv_cache, table, starts, lengths, out, self.cascades[shape], scale=scale, softcap=softcap
             )
             return
         if shape not in self.schedules:
-            self.schedules[shape] = decode_schedule(starts, lengths, shape, max_seq_len=self.max_seq_len)
+            self.schedules[shape] = decode_schedule(starts, lengths, shape)
         decode_attention(q, kv_cache, table, starts, lengths, out, self.schedules[shape], scale=scale, softcap=softcap)
 
     def prefill(
@@ -131,8 +130,6 @@ class CudaOps(DenseOps):
         device: a CUDA device; `"cpu"` under Triton's interpreter, for tests.
         dtype: bf16 or fp16 for speed; fp32 multiplies in full precision.
         deterministic: whether speed is given up for that.
-        cascade: every step of several decode rows and nothing else reads the keys that all of them share once, not only those that
-            may share some; costs a launch a layer where they share none. Not together with `deterministic`, which goes first.
     """
 
     name = "cuda"
@@ -143,11 +140,9 @@ class CudaOps(DenseOps):
         dtype: torch.dtype = torch.bfloat16,
         *,
         deterministic: bool = False,
-        cascade: bool = False,
     ):
         super().__init__(device, dtype)
         self._deterministic = deterministic
-        self._cascade = cascade
         # fp32's own cut depends on nothing.
         self._mixture = gemm_mixture(_DETERMINISTIC_PAIRS) if deterministic and dtype != torch.float32 else None
 
@@ -179,7 +174,7 @@ class CudaOps(DenseOps):
         longest = metadata.max_query_len if decode_rows == rows else metadata.max_decode_query_len
         if longest > _MAX_DECODE_QUERIES:
             decode_rows = 0
-        cascade = (self._cascade or metadata.may_share_keys) and not self._deterministic
+        cascade = metadata.may_share_keys and not self._deterministic and decode_rows == rows > 1
         query_start_loc, seq_lens = metadata.query_start_loc.int(), metadata.seq_lens.int()
         return [
             AttentionStep(
@@ -189,9 +184,8 @@ class CudaOps(DenseOps):
                 seq_lens=seq_lens,
                 num_decode_rows=decode_rows,
                 max_decode_query_len=longest,
-                max_seq_len=metadata.max_seq_len,
                 deterministic=self._deterministic,
-                cascade=cascade and decode_rows == rows > 1,
+                cascade=cascade,
             )
             for slot_mapping, block_table in zip(metadata.slot_mapping.int(), metadata.block_table.int(), strict=True)
         ]

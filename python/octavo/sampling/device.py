@@ -28,7 +28,7 @@ class DeviceSampler(Sampler):
     Args:
         vocab_size: `V`.
         logprobs_mode: see `Sampler`.
-        max_rows: rows of the largest step; the kernels' memory is some `4 V` bytes a row.
+        max_rows: rows of the largest step; see `SamplingKernels`.
         device: of the logits.
     """
 
@@ -88,7 +88,7 @@ class DeviceSampler(Sampler):
     def _kernel_rows(self, logits: Tensor, rows: SampleRows, params: SlotParams) -> Rows:
         """What the kernels have to know; rows with token lists are replaced."""
         listed = (rows.flags & RowFlag.BIAS) != 0
-        masked = (rows.flags & RowFlag.GRAMMAR) != 0
+        masked = ((rows.flags & RowFlag.GRAMMAR) != 0) & (rows.grammar_mask is not None)
         reported = (rows.flags & RowFlag.LOGPROBS) != 0
         bits = masked * MASKED.value + listed * REPLACED.value + reported * REPORTED.value
         if listed.any():
