@@ -72,7 +72,7 @@ def _down_kernel(
     used = slot < TOP
     pair = token * TOP + tl.minimum(slot, TOP - 1)
     # The choice is of the kernel before the one in front, which lets this one begin when it is there; so are the weights.
-    expert, weight = tl.load(ids + pair), tl.load(weights + pair)
+    expert, weight = tl.load(ids + pair, cache_modifier=".cg"), tl.load(weights + pair, cache_modifier=".cg")
     known = tl.minimum(row, width - 1)
     source = w + (expert.to(tl.int64) * width + known)[:, None] * K
     inside = used[:, None] & (column < K)[None, :]

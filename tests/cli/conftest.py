@@ -61,10 +61,12 @@ class Terminal:
     """A command in a pseudo-terminal that answers as a real one does, and what its screen shows."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], rows: int = 50, columns: int = 100) -> None:
+        # The terminal's own size counts: the test runner may say another.
+        ours = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.child = pexpect.spawn(
             sys.executable,
             ["-m", "octavo", *arguments],
-            env={**os.environ, **ENVIRONMENT, "TERM": "xterm-256color", **environment},
+            env={**ours, **ENVIRONMENT, "TERM": "xterm-256color", **environment},
             dimensions=(rows, columns),
             timeout=60,
         )
