@@ -97,6 +97,13 @@ class Server:
             assert time.monotonic() < end, self.lines
             time.sleep(0.02)
 
+    def wait_count(self, text: str, count: int) -> None:
+        """Waits until the server has printed `count` lines with `text`."""
+        end = time.monotonic() + START_SECONDS
+        while sum(text in line for line in self.lines) < count:
+            assert time.monotonic() < end, self.lines
+            time.sleep(0.02)
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

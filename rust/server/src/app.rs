@@ -4,28 +4,35 @@ use std::any::Any;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, FromRequestParts, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use octavo_wire::Progress;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any as AnyValue, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyValue, CorsLayer};
 
 use crate::auth::ApiKeys;
 use crate::config::ServerConfig;
 use crate::engine::{NewRequest, Registry, SubmitError, Ticket};
 use crate::error::ApiError;
+use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::protocol::{self, Sampling};
 
 /// Bytes of a body up to which it is read and tokenized at once; longer ones go to a thread of their own.
 const SMALL_BODY: usize = 16 << 10;
+
+/// How long a scrape waits for the engine.
+const PROGRESS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whom fairness counts a request for: the number of the key that it came with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +57,9 @@ pub(crate) struct App {
     model: RwLock<Option<Arc<Model>>>,
     is_engine_up: AtomicBool,
     is_draining: AtomicBool,
-    progress: RwLock<Progress>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Signalled when the engine has told of itself.
+    progress_told: Notify,
 }
 
 impl App {
@@ -63,7 +72,8 @@ impl App {
             model: RwLock::default(),
             is_engine_up: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
-            progress: RwLock::default(),
+            metrics: Arc::new(Metrics::new()),
+            progress_told: Notify::new(),
         }
     }
 
@@ -93,11 +103,14 @@ impl App {
             *self.model.write().unwrap_or_else(PoisonError::into_inner) = Some(model);
         }
         self.is_engine_up.store(true, Ordering::Release);
+        self.metrics.engine_up.set(1);
     }
 
     /// There is no engine for now.
     pub(crate) fn set_gone(&self) {
         self.is_engine_up.store(false, Ordering::Release);
+        self.metrics.engine_up.set(0);
+        self.metrics.engine_restarts.inc();
     }
 
     /// New requests are refused from now on.
@@ -109,11 +122,9 @@ impl App {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_progress(&self, progress: Progress) {
-        *self
-            .progress
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = progress;
+    pub(crate) fn set_progress(&self, progress: &Progress) {
+        self.metrics.set_progress(progress);
+        self.progress_told.notify_waiters();
     }
 
     /// The name under which the model answers; an error if the request asks for another one.
@@ -152,7 +163,14 @@ impl App {
         model: &Model,
     ) -> Result<Ticket, ApiError> {
         let limit = model.info.max_num_seqs as usize + self.config.max_queued_requests;
-        self.registry.submit(requests, limit).map_err(|error| match error {
+        let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
+        let submitted = self.registry.submit(requests, limit);
+        if submitted.is_ok() {
+            for length in lengths {
+                self.metrics.accepted(length);
+            }
+        }
+        submitted.map_err(|error| match error {
             SubmitError::Full(limit) => ApiError::queue_full(limit),
             SubmitError::TooMany(limit) => ApiError::invalid(format!(
                 "prompts times n must be at most {limit}: more sequences than this server takes at once"
@@ -180,6 +198,10 @@ impl App {
 pub(crate) fn router(app: &Arc<App>) -> Router {
     let closed = Router::new()
         .route("/v1/completions", post(protocol::completions))
+        .route("/v1/chat/completions", post(protocol::chat_completions))
+        .route("/metrics", get(metrics))
+        .route("/tokenize", post(protocol::tokenize))
+        .route("/detokenize", post(protocol::detokenize))
         .route("/v1/models", get(protocol::list_models))
         .route("/v1/models/{*name}", get(protocol::show_model))
         .fallback(unknown_route)
@@ -199,14 +221,16 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         Some(layer) => routes.layer(layer),
         None => routes,
     };
-    routes.layer(CatchPanicLayer::custom(panicked))
+    routes
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), count))
 }
 
 /// Outermost but one, so that refusals carry its headers and preflights need no key.
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers(AnyValue)
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("retry-after")]);
     if origins.is_empty() {
         return None;
@@ -260,6 +284,26 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
             .into_response();
     }
     Json(json!({"status": "ready"})).into_response()
+}
+
+/// Counts an answer under the route that it came from.
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    let handler = route.as_ref().map_or("none", MatchedPath::as_str);
+    app.metrics.answered(handler, response.status().as_u16());
+    response
+}
+
+/// What Prometheus reads, with what the engine says of itself now, if it answers in time.
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let told = app.progress_told.notified();
+    if app.registry.ping() {
+        // What it said last is told otherwise.
+        let _ = timeout(PROGRESS_TIMEOUT, told).await;
+    }
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text())
 }
 
 async fn unknown_route(request: Request) -> ApiError {

@@ -158,6 +158,15 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// With another name for the field, as its endpoint calls it.
+    pub(crate) fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            self.param = Some(to.to_owned());
+            self.message = self.message.replacen(from, to, 1);
+        }
+        self
+    }
+
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",

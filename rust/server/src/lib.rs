@@ -11,6 +11,7 @@ mod config;
 mod engine;
 mod error;
 mod log;
+mod metrics;
 mod model;
 mod protocol;
 mod run;

@@ -213,7 +213,7 @@ impl Listener for Watcher {
     }
 
     fn progress(&self, progress: Progress) {
-        self.0.set_progress(progress);
+        self.0.set_progress(&progress);
     }
 
     fn gone(&self, _death: &Death) {

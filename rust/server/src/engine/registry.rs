@@ -258,6 +258,13 @@ impl Registry {
         self.lock().last_progress = Some(Instant::now());
     }
 
+    /// Asks the engine how far it is; false if there is none.
+    pub(crate) fn ping(&self) -> bool {
+        let inner = self.lock();
+        inner.send(ToEngine::Ping { nonce: 0 });
+        inner.engine.is_some()
+    }
+
     /// Since when a request in the engine waits for progress; none if there is nothing to wait for.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let inner = self.lock();

@@ -10,6 +10,7 @@ use super::choice::{ChoiceReader, Ended, Piece};
 use super::reply::Usage;
 use crate::engine::{Event, News, Ticket};
 use crate::error::ApiError;
+use crate::metrics::{Clock, Metrics};
 
 /// What an event means to the client.
 #[derive(Debug)]
@@ -33,6 +34,9 @@ pub(crate) struct Session {
     readers: Vec<ChoiceReader>,
     n: usize,
     unfinished: usize,
+    /// One for each choice.
+    clocks: Vec<Clock>,
+    metrics: Arc<Metrics>,
     pub(crate) usage: Usage,
 }
 
@@ -43,6 +47,7 @@ impl Session {
         options: &TextOptions,
         prompt_lengths: &[usize],
         n: u32,
+        metrics: &Arc<Metrics>,
     ) -> Result<Self, ApiError> {
         let count = prompt_lengths.len() * n as usize;
         let readers = (0..count)
@@ -53,6 +58,8 @@ impl Session {
             readers,
             n: n as usize,
             unfinished: count,
+            clocks: (0..count).map(|_| Clock::start()).collect(),
+            metrics: Arc::clone(metrics),
             usage: Usage::of_prompts(prompt_lengths.iter().sum()),
         })
     }
@@ -97,16 +104,19 @@ impl Session {
                 let index = place as usize * self.n + choice as usize;
                 let engine_ended = update.finish.is_some();
                 let pieces = self.readers[index].push(update);
-                self.usage.completion_tokens +=
-                    pieces.iter().filter(|piece| piece.token.is_some()).count();
+                let tokens = pieces.iter().filter(|piece| piece.token.is_some()).count();
+                self.usage.completion_tokens += tokens;
+                self.clocks[index].tokens(tokens as u64, &self.metrics);
                 match pieces.last().and_then(|piece| piece.ended.as_ref()) {
                     Some(Ended::Error) => {
+                        self.clocks[index].end("error", &self.metrics);
                         return Step::Failed(ApiError::failed(
                             "the model gave no token that can be drawn",
                         ));
                     }
-                    Some(_) => {
+                    Some(ended) => {
                         self.unfinished -= 1;
+                        self.clocks[index].end(ended.reason(), &self.metrics);
                         if !engine_ended {
                             self.ticket.end_choice(place, choice);
                         }
@@ -115,6 +125,15 @@ impl Session {
                 }
                 Step::Pieces { index, pieces }
             }
+        }
+    }
+}
+
+impl Drop for Session {
+    /// What has not ended never will: its client is gone, or the body failed.
+    fn drop(&mut self) {
+        for clock in &mut self.clocks {
+            clock.end("abort", &self.metrics);
         }
     }
 }

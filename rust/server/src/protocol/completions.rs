@@ -65,6 +65,7 @@ pub(crate) async fn completions(
         &sampling.text,
         &lengths,
         sampling.n(),
+        &app.metrics,
     )?;
     let writer = Writer {
         head: request.head,
