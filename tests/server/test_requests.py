@@ -122,7 +122,7 @@ WRONG_CHAT: list[tuple[str, Any]] = [
 
 
 def check(server: Server, path: str, body: dict[str, Any], param: str, value: Any) -> None:
-    reply = server.post(path, {**body, param.split("[")[0].split(".")[0]: value})
+    reply = server.post(path, {**body, param.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]: value})
     assert reply.status == 400, reply.text
     assert reply.error["type"] == "invalid_request_error"
     assert reply.error["param"] == param
