@@ -12,6 +12,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from setproctitle import setproctitle
+
 from octavo._core import EngineLink
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
@@ -26,6 +28,7 @@ def main(folder: Path) -> int:
     link = EngineLink(folder)
     try:
         config = EngineConfig.from_kwargs(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        setproctitle(f"octavo engine {config.model}")
         from octavo.startup import start  # noqa: PLC0415  loads torch
 
         started = start(config)

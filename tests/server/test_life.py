@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,11 @@ def test_the_front_never_loads_torch(server: Server) -> None:
     assert "_core" in maps
     assert "libtorch" not in maps
     assert "libtorch" in open(f"/proc/{server.engine_pid()}/maps").read()  # noqa: SIM115
+
+
+def test_an_engine_shows_itself_by_its_name(server: Server) -> None:
+    line = Path(f"/proc/{server.engine_pid()}/cmdline").read_bytes().rstrip(b"\0").decode()
+    assert line.startswith("octavo engine /")
 
 
 def test_a_model_that_does_not_exist_ends_the_server_with_one_line() -> None:
