@@ -10,7 +10,9 @@ import openai
 import pytest
 
 from tests.engine.conftest import make_tiny_model
+from tests.engine.speaker import make_speaker
 from tests.server.running import Server
+from tests.server.speaking import Speak
 
 EXACT = ("--backend", "reference", "--dtype", "float32", "--disable-log-stats", "--port", "0")
 TEMPLATE = (
@@ -50,6 +52,21 @@ def start(model: Path) -> Iterator[Callable[..., Server]]:
         if one.process.poll() is None:
             one.process.kill()
             one.process.wait(30)
+
+
+@pytest.fixture
+def speak(tmp_path: Path) -> Iterator[Speak]:
+    """Starts servers of models that say a text, ended after the test."""
+    started: list[Server] = []
+
+    def make(text: str, template: str, specials: tuple[str, ...]) -> Server:
+        folder = make_speaker(tmp_path / str(len(started)), text, template, specials)
+        started.append(Server.start(str(folder), *EXACT))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.stop()
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ fn read(mut stream: UnixStream, shared: &Shared) {
             Err(_) => return,
         }
         loop {
-            match decoder.next::<ToEngine>() {
+            match decoder.take::<ToEngine>() {
                 Ok(Some(ToEngine::Shutdown)) | Err(_) => return,
                 Ok(Some(message)) => shared.take(message),
                 Ok(None) => break,

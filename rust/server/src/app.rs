@@ -199,6 +199,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let closed = Router::new()
         .route("/v1/completions", post(protocol::completions))
         .route("/v1/chat/completions", post(protocol::chat_completions))
+        .route("/v1/messages", post(protocol::messages))
+        .route("/v1/messages/count_tokens", post(protocol::count_tokens))
         .route("/metrics", get(metrics))
         .route("/tokenize", post(protocol::tokenize))
         .route("/detokenize", post(protocol::detokenize))

@@ -58,7 +58,7 @@ impl Decoder {
     ///
     /// # Errors
     /// The stream is damaged; nothing after this can be trusted.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+    pub fn take<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
         let waiting = &self.bytes[self.taken..];
         let Some((prefix, rest)) = waiting.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
@@ -141,7 +141,7 @@ mod tests {
                 let (now, later) = rest.split_at(size.min(rest.len()));
                 rest = later;
                 decoder.push(now);
-                while let Some(message) = decoder.next::<ToEngine>().unwrap() {
+                while let Some(message) = decoder.take::<ToEngine>().unwrap() {
                     received.push(message);
                 }
             }
@@ -152,7 +152,7 @@ mod tests {
         fn no_bytes_make_the_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let mut decoder = Decoder::default();
             decoder.push(&bytes);
-            while let Ok(Some(_)) = decoder.next::<FromEngine>() {}
+            while let Ok(Some(_)) = decoder.take::<FromEngine>() {}
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         let sent = updates(vec![0, 127, 128, u32::MAX]);
         let mut decoder = Decoder::default();
         decoder.push(&encode(&sent).unwrap());
-        assert_eq!(decoder.next::<FromEngine>().unwrap(), Some(sent));
+        assert_eq!(decoder.take::<FromEngine>().unwrap(), Some(sent));
     }
 
     #[test]
@@ -169,14 +169,14 @@ mod tests {
         let sent = add(vec![1], vec![(4, f32::NEG_INFINITY)]);
         let mut decoder = Decoder::default();
         decoder.push(&encode(&sent).unwrap());
-        assert_eq!(decoder.next::<ToEngine>().unwrap(), Some(sent));
+        assert_eq!(decoder.take::<ToEngine>().unwrap(), Some(sent));
     }
 
     #[test]
     fn a_length_above_the_limit_is_refused_before_it_is_waited_for() {
         let mut decoder = Decoder::default();
         decoder.push(&(MAX_FRAME_BYTES as u32 + 1).to_le_bytes());
-        let found = decoder.next::<ToEngine>();
+        let found = decoder.take::<ToEngine>();
         assert!(matches!(found, Err(WireError::TooLong(_))), "{found:?}");
     }
 }

@@ -276,7 +276,7 @@ impl<L: Listener> Supervisor<L> {
         death: &mut Death,
     ) -> bool {
         loop {
-            match decoder.next::<FromEngine>() {
+            match decoder.take::<FromEngine>() {
                 Ok(None) => return true,
                 Ok(Some(message)) => {
                     if let Err(reason) = self.take(message, sender, watch, death).await {

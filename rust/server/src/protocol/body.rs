@@ -64,6 +64,22 @@ impl Body {
             .filter(|value| !value.is_null())
     }
 
+    /// Whether a field is given.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// Lets a field be known by another name, unless that is a field of its own.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<(), ApiError> {
+        if let Some(value) = self.take(to) {
+            return Err(self.wrong(to, &format!("left out: it is called '{from}' here"), &value));
+        }
+        if let Some(value) = self.take(from) {
+            self.fields.insert(to.to_owned(), value);
+        }
+        Ok(())
+    }
+
     fn wrong(&self, name: &str, allowed: &str, value: &Value) -> ApiError {
         ApiError::field(&format!("{}{name}", self.prefix), allowed, value)
     }

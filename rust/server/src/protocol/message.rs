@@ -5,7 +5,7 @@ use std::sync::Arc;
 use octavo_text::Tokenizer;
 use octavo_text::parser::{Event, OutputParser, ToolSchemas};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::chat_format::ChatFormat;
 use super::reply::random_hex;
@@ -253,6 +253,25 @@ impl Message {
                 known.function.arguments.push_str(&call.function.arguments);
             }
         }
+    }
+
+    /// The message as Anthropic's content blocks.
+    pub(crate) fn blocks(&self) -> Vec<Value> {
+        let mut blocks = Vec::new();
+        if let Some(text) = &self.reasoning_content {
+            blocks.push(json!({"type": "thinking", "thinking": text, "signature": ""}));
+        }
+        if let Some(text) = self.content.as_ref().filter(|text| !text.is_empty()) {
+            blocks.push(json!({"type": "text", "text": text}));
+        }
+        for call in &self.tool_calls {
+            let arguments = &call.function.arguments;
+            // A call that was cut has no object; its text is all there is.
+            let input: Value =
+                serde_json::from_str(arguments).unwrap_or_else(|_| Value::from(arguments.as_str()));
+            blocks.push(json!({"type": "tool_use", "id": call.id, "name": call.function.name, "input": input}));
+        }
+        blocks
     }
 
     /// The message once nothing more comes.

@@ -1,5 +1,7 @@
 //! OpenAI's protocol: what bodies mean, and what is said in return.
 
+mod anthropic;
+mod anthropic_stream;
 mod body;
 mod chat;
 mod chat_format;
@@ -15,6 +17,7 @@ mod sampling;
 mod sse;
 mod tokens;
 
+pub(crate) use anthropic::{count_tokens, messages};
 pub(crate) use chat::chat_completions;
 pub(crate) use chat_format::ChatFormat;
 pub(crate) use completions::completions;

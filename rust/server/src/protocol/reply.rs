@@ -68,6 +68,10 @@ impl Usage {
         self.prompt_tokens_details.cached_tokens += tokens as usize;
     }
 
+    pub(crate) fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.cached_tokens
+    }
+
     /// With the sum.
     pub(crate) fn told(mut self) -> Self {
         self.total_tokens = self.prompt_tokens + self.completion_tokens;

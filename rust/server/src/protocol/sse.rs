@@ -24,6 +24,14 @@ pub(crate) trait Render: Send + Unpin + 'static {
     fn step(&mut self, step: Step, events: &mut Events);
     /// Events after the last token.
     fn end(&mut self, session: &Session, events: &mut Events);
+    /// The event of an error; nothing but the close comes after it.
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        events.push(&error.body());
+    }
+    /// What a stream ends with, however it went.
+    fn close(&mut self, events: &mut Events) {
+        events.0.push_back(Bytes::from_static(DONE));
+    }
 }
 
 /// Events on their way to the client.
@@ -33,7 +41,19 @@ pub(crate) struct Events(VecDeque<Bytes>);
 impl Events {
     /// Appends an event.
     pub(crate) fn push(&mut self, data: &impl Serialize) {
+        self.append(Vec::with_capacity(256), data);
+    }
+
+    /// Appends an event with a name.
+    pub(crate) fn push_named(&mut self, name: &str, data: &impl Serialize) {
         let mut event = Vec::with_capacity(256);
+        event.extend_from_slice(b"event: ");
+        event.extend_from_slice(name.as_bytes());
+        event.push(b'\n');
+        self.append(event, data);
+    }
+
+    fn append(&mut self, mut event: Vec<u8>, data: &impl Serialize) {
         event.extend_from_slice(b"data: ");
         // Strings and numbers have a form in JSON; log-probabilities are finite.
         if serde_json::to_writer(&mut event, data).is_ok() {
@@ -66,7 +86,7 @@ impl<R: Render> Stream for EventStream<R> {
             let event = ready!(this.session.ticket().events.poll_recv(context));
             match this.session.take(event) {
                 Step::Failed(error) => {
-                    this.events.push(&error.body());
+                    this.render.fail(&error, &mut this.events);
                     this.close();
                 }
                 step => {
@@ -81,9 +101,9 @@ impl<R: Render> Stream for EventStream<R> {
     }
 }
 
-impl<R> EventStream<R> {
+impl<R: Render> EventStream<R> {
     fn close(&mut self) {
-        self.events.0.push_back(Bytes::from_static(DONE));
+        self.render.close(&mut self.events);
         self.ended = true;
     }
 }
