@@ -290,7 +290,10 @@ fn a_choice_that_goes_on_keeps_its_number_and_its_count() {
     let update = receive_one(&engine, &mailbox);
     assert_eq!(update.id, RequestId(77));
     assert_eq!(update.choices[0].index, 3);
-    assert_eq!(update.choices[0].token_ids, [TOKEN as u32; 3], "two of five were there");
+    assert_eq!(
+        update.choices[0].token_ids, [TOKEN as u32; 3],
+        "two of five were there"
+    );
     assert_eq!(update.choices[0].finish, Some(Finish::Length));
 }
 
