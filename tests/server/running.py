@@ -104,6 +104,17 @@ class Server:
             assert time.monotonic() < end, self.lines
             time.sleep(0.02)
 
+    def wait_idle(self) -> bool:
+        """Waits until the engine has let go of every request; False if it does not."""
+        end = time.monotonic() + START_SECONDS
+        names = ("num_requests_running", "num_requests_waiting")
+        while time.monotonic() < end:
+            text = self.get("/metrics").text
+            if all(re.search(rf"^octavo:{name} 0$", text, re.MULTILINE) for name in names):
+                return True
+            time.sleep(0.02)
+        return False
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
