@@ -96,7 +96,8 @@ class EngineLink:
         """Tells the front why the process is about to end."""
 
 def serve(config: str) -> int:
-    """Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over SIGTERM and SIGINT.
+    """Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over
+    SIGTERM, SIGINT and SIGHUP.
 
     Raises:
         ValueError: the config is wrong.

@@ -74,7 +74,7 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
-            found = re.search(r"listening at http://[^ ]*:(\d+)", line)
+            found = re.search(r"listening at https?://[^ ]*:(\d+)", line)
             if found:
                 self.port = int(found[1])
                 listening.set()

@@ -6,13 +6,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from tests.engine.speaker import make_speaker
 from tests.engine.test_messages import HERMES, HERMES_TEXT, MESSAGES
+from tests.server.conftest import EXACT
 from tests.server.running import Server, events
 from tests.server.speaking import Speak
 from tests.server.test_metrics import scrape
@@ -22,6 +24,14 @@ STORY = "Once upon a time 😀, in Köln or 日本, there was a cat. The cat sat
 CHAT = {"messages": [{"role": "user", "content": "go"}], "temperature": 0, "max_tokens": 400}
 
 
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that says `STORY`."""
+    running = Server.start(str(make_speaker(tmp_path_factory.mktemp("story"), STORY, MESSAGES, ())), *EXACT)
+    yield running
+    running.stop()
+
+
 def streamed(server: Server, body: dict[str, Any]) -> tuple[list[str], str | None, Any]:
     """Deltas of the content, the reason of the end, and what stopped it."""
     choices = [event["choices"][0] for event in server.stream("/v1/chat/completions", body)]
@@ -29,14 +39,13 @@ def streamed(server: Server, body: dict[str, Any]) -> tuple[list[str], str | Non
     return deltas, choices[-1]["finish_reason"], choices[-1].get("stop_reason")
 
 
-def test_characters_come_whole_however_many_tokens_they_take(speak: Speak) -> None:
-    running = speak(STORY, MESSAGES, ())
-    deltas, reason, _ = streamed(running, CHAT)
+def test_characters_come_whole_however_many_tokens_they_take(story: Server) -> None:
+    deltas, reason, _ = streamed(story, CHAT)
     assert "".join(deltas) == STORY
     assert reason == "stop"
     assert not any("\ufffd" in delta for delta in deltas)
     assert sum(bool(delta) for delta in deltas) > 10, "it is streamed, not collected"
-    whole = running.post("/v1/chat/completions", {**CHAT, "logprobs": True}).body["choices"][0]
+    whole = story.post("/v1/chat/completions", {**CHAT, "logprobs": True}).body["choices"][0]
     assert whole["message"]["content"] == STORY
     tokens = whole["logprobs"]["content"]
     assert any("\ufffd" in token["token"] for token in tokens), "some character is in two tokens"
@@ -55,14 +64,13 @@ def test_characters_come_whole_however_many_tokens_they_take(speak: Speak) -> No
     ],
 )
 def test_a_stop_is_cut_exactly_and_what_does_not_complete_loses_nothing(
-    speak: Speak, stop: list[str], text: str, met: str | None
+    story: Server, stop: list[str], text: str, met: str | None
 ) -> None:
-    running = speak(STORY, MESSAGES, ())
-    deltas, reason, stopped = streamed(running, {**CHAT, "stop": stop})
+    deltas, reason, stopped = streamed(story, {**CHAT, "stop": stop})
     assert ("".join(deltas), reason, stopped) == (text, "stop", met)
-    choice = running.post("/v1/chat/completions", {**CHAT, "stop": stop}).body["choices"][0]
+    choice = story.post("/v1/chat/completions", {**CHAT, "stop": stop}).body["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", met)
-    assert running.wait_idle()
+    assert story.wait_idle()
 
 
 def test_reasoning_comes_before_the_content_and_both_character_by_character(speak: Speak) -> None:

@@ -134,6 +134,20 @@ def test_an_engine_that_hangs_is_replaced(start: Callable[..., Server]) -> None:
     assert deaths(running) <= 1
 
 
+def test_a_new_engine_can_be_asked_for_and_nobody_notices(start: Callable[..., Server]) -> None:
+    running = start()
+    requests = bodies(8)
+    undisturbed = ask_all(running, requests)
+    before = running.engine_pid()
+    with ThreadPoolExecutor(1) as pool:
+        replies = pool.submit(ask_all, running, requests)
+        time.sleep(0.3)
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_count("octavo: the engine is ready again", 1)
+        assert_same(replies.result(), undisturbed)
+    assert running.engine_pid() != before
+
+
 FAULTY = f"""
 import os, sys
 import numpy as np
@@ -175,6 +189,7 @@ def faulty(model: Path, tmp_path: Path) -> Any:
         "served_model_name": ["tiny"],
         "api_key": [],
         "allowed_origin": [],
+        "tls": None,
         "unknown_fields": "reject",
         "max_body_bytes": 1 << 20,
         "max_queued_requests": 100,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -164,3 +168,50 @@ def is_alive(pid: int) -> bool:
         return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_with_a_certificate_the_server_speaks_tls_and_nothing_else(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    files = [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    subprocess.run([*made, *files], check=True, capture_output=True)
+    running = start("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), ready=False)
+    assert any("listening at https://" in line for line in running.lines)
+    running.wait_line("octavo: ready")
+    context = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection("127.0.0.1", running.port, timeout=60, context=context)
+    for _ in range(2):  # one connection, kept
+        connection.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 3, "stream": True}))
+        assert len(list(events(connection.getresponse()))) == 3
+    with pytest.raises((http.client.HTTPException, OSError)):
+        running.get("/health")
+
+
+@pytest.mark.parametrize("wrong", ["missing.pem", "empty.pem"])
+def test_a_certificate_that_cannot_be_read_ends_the_server_with_one_line(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "empty.pem").write_text("")
+    path = str(tmp_path / wrong)
+    with pytest.raises(AssertionError, match="TLS cannot be had"):
+        Server.start("no-such-model", "--port", "0", "--ssl-certfile", path, "--ssl-keyfile", path, ready=False)

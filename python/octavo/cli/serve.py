@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -35,6 +36,10 @@ def serve(
     allowed_origin: list[str] | None = typer.Option(
         None, help="Origin whose web pages may read replies (CORS); * is all.", rich_help_panel=_PANEL
     ),
+    ssl_certfile: Path | None = typer.Option(
+        None, help="Certificate chain (PEM); with --ssl-keyfile the server speaks TLS.", rich_help_panel=_PANEL
+    ),
+    ssl_keyfile: Path | None = typer.Option(None, help="Key of the certificate (PEM).", rich_help_panel=_PANEL),
     unknown_fields: str = typer.Option(
         "reject", help="What a field that nobody knows does: `reject` the request, or `warn`.", rich_help_panel=_PANEL
     ),
@@ -66,6 +71,9 @@ def serve(
     """
     if unknown_fields not in _UNKNOWN_FIELDS:
         raise ParameterError("unknown_fields", unknown_fields, "one of " + ", ".join(_UNKNOWN_FIELDS))
+    if (ssl_certfile is None) != (ssl_keyfile is None):
+        name = "ssl_keyfile" if ssl_keyfile is None else "ssl_certfile"
+        raise ParameterError(name, None, "given: the certificate and its key go together")
     _require("port", port, 0, 65535)
     _require("max_body_bytes", max_body_bytes, 1, 1 << 32)
     _require("max_queued_requests", max_queued_requests, 0, 1 << 20)
@@ -81,6 +89,7 @@ def serve(
         "served_model_name": served_model_name or [config.model],
         "api_key": keys,
         "allowed_origin": allowed_origin or [],
+        "tls": None if ssl_certfile is None else [str(ssl_certfile), str(ssl_keyfile)],
         "unknown_fields": unknown_fields,
         "max_body_bytes": max_body_bytes,
         "max_queued_requests": max_queued_requests,

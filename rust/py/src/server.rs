@@ -45,7 +45,7 @@ impl PyEngineLink {
     }
 }
 
-/// Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over SIGTERM and SIGINT.
+/// Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over SIGTERM, SIGINT and SIGHUP.
 #[pyfunction]
 pub(crate) fn serve(py: Python<'_>, config: &str) -> PyResult<u8> {
     let config: ServerConfig = parse("config", config)?;

@@ -42,7 +42,7 @@ fn main() {
         .port();
     let config = json!({
         "host": "127.0.0.1", "port": port, "model": "stub", "served_model_name": ["stub"], "api_key": [],
-        "allowed_origin": [], "unknown_fields": "reject", "max_body_bytes": 1 << 20, "max_queued_requests": 4096,
+        "allowed_origin": [], "tls": null, "unknown_fields": "reject", "max_body_bytes": 1 << 20, "max_queued_requests": 4096,
         "shutdown_timeout": 1.0, "engine_timeout": 30.0, "tool_call_parser": "auto", "reasoning_parser": "auto",
         "engine_command": [std::env::current_exe().unwrap(), "--stub-engine", tokenizer],
         "engine_config": {},

@@ -31,6 +31,8 @@ use crate::protocol::{self, Sampling};
 /// Bytes of a body up to which it is read and tokenized at once; longer ones go to a thread of their own.
 const SMALL_BODY: usize = 16 << 10;
 
+/// Time for a whole body to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a scrape waits for the engine.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -265,9 +267,10 @@ async fn limit_body(State(app): State<Arc<App>>, request: Request, next: Next) -
     if announced.is_some_and(|length| length > limit) {
         return ApiError::too_large(limit).into_response();
     }
-    match axum::body::to_bytes(body, limit).await {
-        Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
-        Err(_) => ApiError::too_large(limit).into_response(),
+    match timeout(BODY_TIMEOUT, axum::body::to_bytes(body, limit)).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Ok(Err(_)) => ApiError::too_large(limit).into_response(),
+        Err(_) => ApiError::too_slow(BODY_TIMEOUT).into_response(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What `octavo serve` is told; the command line has checked names and types.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
 /// What to do with a field that no part of the protocol knows.
@@ -29,6 +31,8 @@ pub struct ServerConfig {
     pub api_key: Vec<String>,
     /// Origins of web pages that may read replies; `*` is all.
     pub allowed_origin: Vec<String>,
+    /// Files of the certificate chain and its key, both PEM; with them the server speaks TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// What becomes of fields that nobody knows.
     pub unknown_fields: UnknownFields,
     /// Bytes of a request body at most.

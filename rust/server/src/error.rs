@@ -1,5 +1,7 @@
 //! Errors as OpenAI's protocol has them: a status and `{"error": {"message", "type", "param", "code"}}`.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -128,6 +130,17 @@ impl ApiError {
             ..Self::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 format!("the body must be at most {limit} bytes"),
+            )
+        }
+    }
+
+    /// 408: the body did not come.
+    pub(crate) fn too_slow(limit: Duration) -> Self {
+        Self {
+            code: Some("request_timeout"),
+            ..Self::new(
+                StatusCode::REQUEST_TIMEOUT,
+                format!("the body must arrive within {} s", limit.as_secs()),
             )
         }
     }

@@ -10,6 +10,7 @@ mod auth;
 mod config;
 mod engine;
 mod error;
+mod http;
 mod log;
 mod metrics;
 mod model;

@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt as _;
 use octavo_wire::{ModelInfo, Progress};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -19,6 +18,7 @@ use crate::auth::{ApiKeys, MAX_KEY_BYTES};
 use crate::config::ServerConfig;
 use crate::engine::{Death, Listener, Supervisor, SupervisorError};
 use crate::error::ApiError;
+use crate::http;
 use crate::log::say;
 use crate::model::Model;
 
@@ -51,7 +51,7 @@ pub enum ServeError {
     Engine(#[from] SupervisorError),
 }
 
-/// Serves until a signal ends it; returns the exit code. Takes over SIGTERM and SIGINT of the process.
+/// Serves until a signal ends it; returns the exit code. Takes over SIGTERM, SIGINT and SIGHUP of the process.
 ///
 /// # Errors
 /// It could not start, or the engine cannot be kept alive.
@@ -79,7 +79,19 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
     let listener = TcpListener::bind((config.host.as_str(), config.port))
         .await
         .map_err(|error| ServeError::Listen { address, error })?;
-    say(&format!("listening at http://{}", listener.local_addr()?));
+    let tls = match &config.tls {
+        None => None,
+        Some((certificate, key)) => {
+            let acceptor = http::tls(certificate, key)
+                .map_err(|error| ServeError::Config(format!("TLS cannot be had: {error}")))?;
+            Some(acceptor)
+        }
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    say(&format!(
+        "listening at {scheme}://{}",
+        listener.local_addr()?
+    ));
 
     let app = Arc::new(App::new(config, keys));
     let supervisor = Supervisor::new(
@@ -92,26 +104,23 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
     let mut engine = tokio::spawn(supervisor.run());
     let (stop, stopped) = oneshot::channel::<()>();
     let router = app::router(&app);
-    let mut http = tokio::spawn(async move {
-        // Each event leaves by itself, however small it is.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
-        axum::serve(listener, router)
-            .with_graceful_shutdown(async {
-                // A sender that is gone means the same.
-                let _ = stopped.await;
-            })
-            .await
-    });
+    let mut http = tokio::spawn(http::serve(listener, tls, router, stopped));
 
-    let code = tokio::select! {
-        () = signals.next() => drain(&app, &mut signals).await,
-        ended = &mut engine => {
-            let error = engine_error(ended);
-            app.drain();
-            finish(stop, &mut http).await;
-            return Err(error);
+    let code = loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => break drain(&app, &mut signals).await,
+                Asked::Restart => {
+                    say("restarting the engine, as a signal asks");
+                    app.registry.stop_engine();
+                }
+            },
+            ended = &mut engine => {
+                let error = engine_error(ended);
+                app.drain();
+                finish(stop, &mut http).await;
+                return Err(error);
+            }
         }
     };
     finish(stop, &mut http).await;
@@ -142,7 +151,7 @@ async fn drain(app: &App, signals: &mut Signals) -> u8 {
     let code = tokio::select! {
         () = emptied(app) => 0,
         () = sleep(limit) => 0,
-        () = signals.next() => INTERRUPTED,
+        () = signals.stop() => INTERRUPTED,
     };
     let error = ApiError::unavailable("the server is shutting down", "shutting_down");
     app.registry.fail_all(&error);
@@ -163,16 +172,26 @@ async fn emptied(app: &App) {
 }
 
 /// Lets replies reach their clients, and closes idle connections.
-async fn finish(stop: oneshot::Sender<()>, http: &mut JoinHandle<io::Result<()>>) {
+async fn finish(stop: oneshot::Sender<()>, http: &mut JoinHandle<()>) {
     let _ = stop.send(());
     if timeout(FLUSH_TIMEOUT, &mut *http).await.is_err() {
         http.abort();
     }
 }
 
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// SIGHUP: a new engine process, with no request lost.
+    Restart,
+}
+
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
@@ -180,17 +199,25 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 
-    async fn next(&mut self) {
-        let received = tokio::select! {
-            one = self.terminate.recv() => one,
-            one = self.interrupt.recv() => one,
+    async fn next(&mut self) -> Asked {
+        let (received, asked) = tokio::select! {
+            one = self.terminate.recv() => (one, Asked::Stop),
+            one = self.interrupt.recv() => (one, Asked::Stop),
+            one = self.hangup.recv() => (one, Asked::Restart),
         };
         if received.is_none() {
             pending::<()>().await;
         }
+        asked
+    }
+
+    /// Returns once the end is asked for.
+    async fn stop(&mut self) {
+        while self.next().await != Asked::Stop {}
     }
 }
 

@@ -258,6 +258,11 @@ impl Registry {
         self.lock().last_progress = Some(Instant::now());
     }
 
+    /// Asks the engine process to end; its requests go on in the next one.
+    pub(crate) fn stop_engine(&self) {
+        self.lock().send(ToEngine::Shutdown);
+    }
+
     /// Asks the engine how far it is; false if there is none.
     pub(crate) fn ping(&self) -> bool {
         let inner = self.lock();

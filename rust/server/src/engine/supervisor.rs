@@ -73,8 +73,11 @@ pub(crate) struct Death {
 }
 
 impl Death {
-    /// Killed by somebody else, as far as one can tell. (A hang may be the fault of a request.)
+    /// Killed by somebody else or asked to end, as far as one can tell. (A hang may be the fault of a request.)
     fn is_from_outside(&self) -> bool {
+        if self.status.is_some_and(|status| status.success()) {
+            return true;
+        }
         let signal = self.status.and_then(|status| status.signal());
         let outside = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP];
         !self.hung
@@ -397,5 +400,55 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn death(raw: i32) -> Death {
+        Death {
+            status: Some(ExitStatus::from_raw(raw)),
+            ..Death::default()
+        }
+    }
+
+    #[test]
+    fn a_kill_from_outside_is_told_from_a_crash_and_from_a_hang() {
+        for signal in [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP] {
+            assert!(death(signal.as_raw()).is_from_outside(), "{signal:?}");
+        }
+        for signal in [Signal::SEGV, Signal::ABORT, Signal::BUS, Signal::FPE] {
+            assert!(!death(signal.as_raw()).is_from_outside(), "{signal:?}");
+        }
+        assert!(death(0).is_from_outside(), "it was asked to end");
+        assert!(!death(17 << 8).is_from_outside(), "it exited");
+        let hung = Death {
+            hung: true,
+            ..death(Signal::KILL.as_raw())
+        };
+        assert!(!hung.is_from_outside(), "it was killed from here");
+        let failed = Death {
+            reason: Some("out of memory".to_owned()),
+            ..death(Signal::KILL.as_raw())
+        };
+        assert!(!failed.is_from_outside(), "it said why");
+        assert_eq!(failed.describe(), "out of memory");
+        assert!(death(9).describe().contains("signal 9"));
+        assert!(death(3 << 8).describe().contains("code 3"));
+    }
+
+    #[test]
+    fn patience_grows_with_the_slowest_step() {
+        let patience = Duration::from_secs(5);
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+        let mut watch = Watch::new(patience);
+        assert!(!watch.is_over(None));
+        assert!(!watch.is_over(ago(4)));
+        assert!(watch.is_over(ago(6)));
+        watch.note(ago(2));
+        assert!(!watch.is_over(ago(19)), "a step of two seconds was seen");
+        assert!(watch.is_over(ago(25)));
     }
 }
