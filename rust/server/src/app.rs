@@ -203,6 +203,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/chat/completions", post(protocol::chat_completions))
         .route("/v1/messages", post(protocol::messages))
         .route("/v1/messages/count_tokens", post(protocol::count_tokens))
+        .route("/v1/responses", post(protocol::responses))
         .route("/metrics", get(metrics))
         .route("/tokenize", post(protocol::tokenize))
         .route("/detokenize", post(protocol::detokenize))

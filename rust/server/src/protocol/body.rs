@@ -64,9 +64,14 @@ impl Body {
             .filter(|value| !value.is_null())
     }
 
+    /// A field that is left where it is; null if it is absent.
+    pub(crate) fn get(&self, name: &str) -> &Value {
+        self.fields.get(name).unwrap_or(&Value::Null)
+    }
+
     /// Whether a field is given.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.fields.get(name).is_some_and(|value| !value.is_null())
+        !self.get(name).is_null()
     }
 
     /// Lets a field be known by another name, unless that is a field of its own.

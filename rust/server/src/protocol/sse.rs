@@ -44,6 +44,11 @@ impl Events {
         self.append(Vec::with_capacity(256), data);
     }
 
+    /// Forgets what is not on its way yet.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
     /// Appends an event with a name.
     pub(crate) fn push_named(&mut self, name: &str, data: &impl Serialize) {
         let mut event = Vec::with_capacity(256);
