@@ -106,7 +106,8 @@ def test_mixed_use_loses_nothing_and_grows_nothing(start: Callable[..., Server],
     told = scrape(running)
     assert told["octavo:kv_cache_usage_perc"] == 0
     assert told["octavo:engine_restarts_total"] == 0
-    assert not [name for name in told if 'status="5' in name], "no fault of the server's"
+    assert not [name for name in told if 'status="5' in name and "/ready" not in name], "no fault of the server's"
     assert set(done) == {"whole", "streamed", "chat", "slow", "leaving", "wrong"}
+    print(f"{done.total()} requests in {seconds:.0f} s: {dict(done)}; resident bytes {before} then {after}")
     for small, large in zip(before, after, strict=True):
         assert large < small * 1.05 + (16 << 20), (before, after)

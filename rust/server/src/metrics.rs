@@ -96,6 +96,12 @@ impl Metrics {
 
     fn registered(&self) -> Registry {
         let mut r = Registry::default();
+        self.register_counts(&mut r);
+        self.register_requests(&mut r);
+        r
+    }
+
+    fn register_counts(&self, r: &mut Registry) {
         r.register(
             "octavo:num_requests_running",
             "Sequences in the running batch",
@@ -146,6 +152,9 @@ impl Metrics {
             "1 while an engine process takes requests",
             self.engine_up.clone(),
         );
+    }
+
+    fn register_requests(&self, r: &mut Registry) {
         r.register(
             "octavo:request_success",
             "Choices that ended, by reason",
@@ -181,7 +190,6 @@ impl Metrics {
             "Tokens of a choice",
             self.answer_length.clone(),
         );
-        r
     }
 
     /// Takes over what the engine says of itself; after a restart it counts from 0 again.

@@ -98,14 +98,7 @@ impl Sampling {
             bad_words: bad_words(&body.strings("bad_words")?, model)?,
             allowed_token_ids: allowed.unwrap_or_default(),
         };
-        let truncate_prompt_tokens = body.integer("truncate_prompt_tokens", -1, INT_MAX)?;
-        if truncate_prompt_tokens == Some(0) {
-            return Err(ApiError::field(
-                "truncate_prompt_tokens",
-                "-1 or above 0",
-                &Value::from(0),
-            ));
-        }
+        let truncate_prompt_tokens = truncation(body)?;
         let text = text_options(body, model, params.min_tokens)?;
         params.validate(vocab_size, &model.limits)?;
         let priority = body.integer("priority", -INT_MAX, INT_MAX)?.unwrap_or(0);
@@ -153,6 +146,19 @@ impl Sampling {
         };
         Ok(params)
     }
+}
+
+/// How many of a prompt's last tokens are kept; −1: what the context allows.
+fn truncation(body: &mut Body) -> Result<Option<i64>, ApiError> {
+    let keep = body.integer("truncate_prompt_tokens", -1, INT_MAX)?;
+    if keep == Some(0) {
+        return Err(ApiError::field(
+            "truncate_prompt_tokens",
+            "-1 or above 0",
+            &Value::from(0),
+        ));
+    }
+    Ok(keep)
 }
 
 /// Keys of a JSON object are strings; those of a bias are token ids.
