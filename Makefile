@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-engine bench-gpu test-gpu clean
+.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-engine bench-gpu test-gpu clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,13 +56,16 @@ test-long: build  ## soak, fuzz, statistics: the long forms of the proofs
 test-gpu: build  ## the tests that need a CUDA device
 	$(BIN)/pytest -q -m gpu
 
-bench: bench-core bench-text bench-engine  ## every measured table of docs/ that needs no GPU
+bench: bench-core bench-text bench-front bench-engine  ## every measured table of docs/ that needs no GPU
 
 bench-core:  ## criterion: scheduler and radix tree
 	cargo bench -p octavo-core
 
 bench-text:  ## criterion: tokenizers, detokenizer, parsers
 	cargo bench -p octavo-text --bench text
+
+bench-front:  ## requests and tokens a second of the server's front, with an engine that computes nothing
+	cargo bench -p octavo-server --bench front -- $(or $(TOKENIZER),$(HOME)/.cache/octavo/models/SmolLM2-135M-Instruct.Q4_1.gguf)
 
 bench-engine: build
 	$(BIN)/python -m benches.engine.run

@@ -86,6 +86,25 @@ class EngineCore:
     def fail(self, reason: str) -> None: ...
     def is_shut_down(self) -> bool: ...
 
+class EngineLink:
+    """A connection to the front that started this process; the process ends when the front does."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None: ...
+    def serve(self, core: EngineCore, info: str) -> None:
+        """Takes requests for `core` from now on; `info` is what the front must know of the model, as JSON."""
+    def fail(self, reason: str) -> None:
+        """Tells the front why the process is about to end."""
+
+def serve(config: str) -> int:
+    """Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over
+    SIGTERM, SIGINT and SIGHUP.
+
+    Raises:
+        ValueError: the config is wrong.
+        OSError: the address cannot be had, or the engine process cannot be made.
+        RuntimeError: the engine ended while it started, or cannot be kept alive.
+    """
+
 class Mailbox:
     """Where one caller waits for news of its requests."""
 

@@ -19,8 +19,6 @@ from typing import Any
 from octavo._core import ChatTemplate, EngineCore, Mailbox, Tokenizer
 from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
-from octavo.engine import loop
-from octavo.engine.plan import StepPlan
 from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
 from octavo.inputs import ChatOptions, Prompt
 from octavo.message_format import ChatFormat
@@ -282,8 +280,7 @@ class LLMEngine:
 def _run(started: Started) -> None:
     """The engine's thread. Whatever ends the loop, every request is told."""
     try:
-        plans = [StepPlan(started.core, started.runner.plan_buffer) for _ in range(started.max_in_flight + 1)]
-        loop.run(started.core, started.runner, plans, started.max_in_flight)
+        started.run_loop()
     except BaseException as error:
         traceback.print_exc()
         started.core.fail(f"the engine stopped: {type(error).__name__}: {error}")

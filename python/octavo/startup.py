@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from octavo._core import ChatTemplate, EngineCore, Tokenizer
 from octavo.config import EngineConfig
 from octavo.defaults import SamplingDefaults, load_sampling_defaults
+from octavo.engine import loop
 from octavo.engine.plan import StepPlan
 from octavo.errors import ParameterError
 from octavo.memory import CachePlan, StepLimits, plan_cache
@@ -35,6 +37,7 @@ class Started:
     core: EngineCore
     runner: ModelRunner
     tokenizer: Tokenizer | None
+    tokenizer_path: Path | None
     chat_template: ChatTemplate | None
     model: LoadedModel
     ops: OpSet
@@ -44,6 +47,11 @@ class Started:
     max_in_flight: int
     eos_token_ids: list[int]
     sampling_defaults: SamplingDefaults
+
+    def run_loop(self) -> None:
+        """Runs steps on this thread until the core is shut down."""
+        plans = [StepPlan(self.core, self.runner.plan_buffer) for _ in range(self.max_in_flight + 1)]
+        loop.run(self.core, self.runner, plans, self.max_in_flight)
 
     def load_weights(self, model: str) -> None:
         """Takes the weights of another checkpoint of the same shape."""
@@ -70,7 +78,8 @@ def start(config: EngineConfig) -> Started:
     defaults = load_sampling_defaults(config.generation_config, config.override_generation_config, source.path)
     torch.set_num_threads(config.threads)
     ops = _ops(config)
-    tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config.tokenizer or source.path)
+    tokenizer_path = None if config.skip_tokenizer_init else Path(config.tokenizer or source.path)
+    tokenizer = None if tokenizer_path is None else load_tokenizer(tokenizer_path)
     template = load_chat_template(config.chat_template, tokenizer)
     on_gpu = ops.device.type == "cuda"
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 512)
@@ -124,6 +133,7 @@ def start(config: EngineConfig) -> Started:
         core=core,
         runner=runner,
         tokenizer=tokenizer,
+        tokenizer_path=tokenizer_path,
         chat_template=template,
         model=model,
         ops=ops,

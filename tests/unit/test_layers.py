@@ -37,6 +37,7 @@ FORBIDDEN = {
     "sampling": ("octavo.models", "octavo.ops", "octavo.worker", "octavo.engine", "octavo.llm"),
     "cli/main.py": ("torch",),
     "cli/options.py": ("torch",),
+    "cli/serve.py": ("torch", "octavo.startup", "octavo.engine_process", "octavo.llm"),
     "config.py": ("torch", "octavo.models", "octavo.llm"),
 }
 

@@ -14,6 +14,7 @@ from octavo.cli.bench import bench_app
 from octavo.cli.chat import chat
 from octavo.cli.generate import generate
 from octavo.cli.models import models_app
+from octavo.cli.serve import serve
 from octavo.cli.verify import verify
 from octavo.config import FOREIGN_ARGUMENTS
 from octavo.errors import OctavoError
@@ -25,6 +26,7 @@ First steps (the built-in model needs 93 MB; it is downloaded once):
 \b
   octavo chat                                      talk to the built-in model
   octavo generate -p "The capital of France is"    complete a text
+  octavo serve                                     answer OpenAI's protocol at port 8000
   octavo batch questions.jsonl answers.jsonl       answer a file of requests
   octavo models                                    which models there are
 
@@ -42,6 +44,7 @@ app = typer.Typer(
 )
 app.command("chat")(chat)
 app.command("generate")(generate)
+app.command("serve")(serve)
 app.command("verify")(verify)
 app.command("batch")(batch)
 app.add_typer(bench_app, name="bench")

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
 import numpy as np
@@ -58,8 +58,14 @@ class Uploader:
             for step in [_piece_rows(source, out)]
             for first in range(0, len(out), step)
         ]
-        copied = [piece.result() for piece in pieces]
-        for event in copied:
+        # All of them, also if one fails: none may write into memory that is given up.
+        wait(pieces)
+        failed = next((piece for piece in pieces if piece.exception() is not None), None)
+        if failed is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            failed.result()
+        for event in (piece.result() for piece in pieces):
             if event is not None:
                 torch.cuda.current_stream(self._device).wait_event(event)
         for source, _ in matrices:

@@ -185,6 +185,8 @@ class ModelRunner:
         """Takes another decoder of the same shape; its graphs are made anew."""
         self.decoder = decoder
         if self._capture is not None:
+            # Their memory goes before that of the new ones comes.
+            self._graphs = None
             self._graphs = self._capture()
 
     @torch.inference_mode()

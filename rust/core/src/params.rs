@@ -12,6 +12,7 @@ pub const BAN_BIAS: f32 = -100.0;
 
 /// How the tokens of one request are drawn. Names and meanings follow vLLM's `SamplingParams`.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SamplingParams {
     /// Number of choices.
     pub n: u32,

@@ -417,6 +417,15 @@ impl Arena {
             .expect("a live generation has its sequence")
     }
 
+    pub(crate) fn get(&self, key: SeqKey) -> Option<&Sequence> {
+        let place = &self.places[key.index as usize];
+        if place.generation == key.generation {
+            place.sequence.as_ref()
+        } else {
+            None
+        }
+    }
+
     pub(crate) fn get_mut(&mut self, key: SeqKey) -> Option<&mut Sequence> {
         let place = &mut self.places[key.index as usize];
         if place.generation == key.generation {

@@ -172,6 +172,17 @@ impl Core {
         self.in_flight.len()
     }
 
+    /// The request of each row of the steps in flight that still lives, oldest step first.
+    pub fn requests_in_flight(&self) -> impl Iterator<Item = RequestId> {
+        let rows = self.in_flight.iter().flat_map(|step| &step.rows);
+        rows.filter_map(|row| Some(self.seqs.get(row.key)?.id))
+    }
+
+    /// The last scheduled step; 0 before the first.
+    pub fn last_scheduled(&self) -> StepId {
+        self.last_step
+    }
+
     /// The last committed step; 0 before the first.
     pub fn last_committed(&self) -> StepId {
         self.last_committed

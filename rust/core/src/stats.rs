@@ -22,6 +22,7 @@ impl Counters {
 
 /// Where blocks and tokens are now, and counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
     /// Sequences with a slot.
     pub num_running: usize,

@@ -36,6 +36,8 @@ struct Tracked {
     /// The mailbox holds this id already.
     notified: bool,
     num_prompt_tokens: usize,
+    /// Number of the first of `choices`.
+    first_choice: u32,
     num_cached_tokens: u32,
     num_logprobs: Option<usize>,
     num_prompt_logprobs: usize,
@@ -47,6 +49,11 @@ struct Tracked {
 impl Tracked {
     fn ended(&self) -> bool {
         self.choices.iter().all(|choice| choice.ended)
+    }
+
+    fn choice_mut(&mut self, index: u32) -> Option<&mut Choice> {
+        let place = index.checked_sub(self.first_choice)?;
+        self.choices.get_mut(place as usize)
     }
 
     fn prompt_logprobs_complete(&self) -> bool {
@@ -63,6 +70,7 @@ pub(crate) struct NewRequest {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) stream: bool,
     pub(crate) num_prompt_tokens: usize,
+    pub(crate) first_choice: u32,
     pub(crate) num_logprobs: Option<u32>,
     pub(crate) num_prompt_logprobs: Option<u32>,
     /// Text of a stop token or stop string is part of the text.
@@ -79,7 +87,7 @@ pub(crate) struct Collector {
 
 impl Collector {
     pub(crate) fn insert(&mut self, request: NewRequest) {
-        let choices = (0..)
+        let choices = (request.first_choice..)
             .zip(request.texts)
             .map(|(index, text)| Choice {
                 text,
@@ -96,6 +104,7 @@ impl Collector {
             stream: request.stream,
             notified: false,
             num_prompt_tokens: request.num_prompt_tokens,
+            first_choice: request.first_choice,
             num_cached_tokens: 0,
             num_logprobs: request.num_logprobs.map(|top| top as usize),
             num_prompt_logprobs: request.num_prompt_logprobs.unwrap_or(0) as usize,
@@ -120,9 +129,12 @@ impl Collector {
             .map_or(0, |request| request.num_prompt_logprobs)
     }
 
-    pub(crate) fn set_num_cached_tokens(&mut self, id: RequestId, num_cached_tokens: u32) {
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.num_cached_tokens = num_cached_tokens;
+    /// What the first choice found; the others find what it computed.
+    pub(crate) fn set_num_cached_tokens(&mut self, id: RequestId, choice: u32, found: u32) {
+        if let Some(request) = self.requests.get_mut(&id)
+            && request.first_choice == choice
+        {
+            request.num_cached_tokens = found;
         }
     }
 
@@ -131,10 +143,9 @@ impl Collector {
         let Some(request) = self.requests.get_mut(&id) else {
             return false;
         };
-        let choice = &mut request.choices[index as usize];
-        if choice.ended {
+        let Some(choice) = request.choice_mut(index).filter(|choice| !choice.ended) else {
             return false;
-        }
+        };
         let stopped = choice.push(new);
         request.report(id);
         stopped
@@ -176,6 +187,17 @@ impl Collector {
             choice.end(finish.clone());
         }
         request.report(id);
+    }
+
+    /// Ends one choice at once, if it has not ended.
+    pub(crate) fn end_choice(&mut self, id: RequestId, index: u32, finish: Finish) {
+        let Some(request) = self.requests.get_mut(&id) else {
+            return;
+        };
+        if let Some(choice) = request.choice_mut(index).filter(|choice| !choice.ended) {
+            choice.end(finish);
+            request.report(id);
+        }
     }
 
     /// Ends every request.

@@ -3,7 +3,7 @@
 //! Locks are taken in the order *inbox, core, collector, mailbox* and never held while Python runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use octavo_core::config::{ConfigError, CoreConfig};
@@ -18,14 +18,19 @@ use octavo_text::tokenizer::Tokenizer;
 use thiserror::Error;
 
 use crate::collector::{Collector, NewRequest, NewTokens};
+use crate::journal::Journal;
 use crate::mailbox::Mailbox;
 use crate::update::{Finish, PositionLogprobs, Update};
 
 /// A request as its caller gives it.
 #[derive(Debug)]
 pub struct Submission {
-    /// Token ids of the prompt.
-    pub prompt: Vec<u32>,
+    /// Token ids of the prompt, then of what it produced before, if it goes on.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the prompt.
+    pub num_prompt_tokens: u32,
+    /// Number of its first choice.
+    pub first_choice: u32,
     /// Checked and resolved.
     pub params: SamplingParams,
     /// Make text of the output tokens.
@@ -95,7 +100,8 @@ pub enum EngineError {
 #[derive(Debug, Default)]
 struct Inbox {
     added: Vec<AddRequest>,
-    aborted: Vec<RequestId>,
+    /// Requests, or one choice of each.
+    aborted: Vec<(RequestId, Option<u32>)>,
     /// Why the engine takes no more requests.
     closed: Option<String>,
     /// How many callers want no step to be in flight.
@@ -116,6 +122,7 @@ pub struct Engine {
     changed: Condvar,
     core: Mutex<Core>,
     collector: Mutex<Collector>,
+    journal: OnceLock<Mutex<Journal>>,
 }
 
 /// What minus infinity is told as: JSON has no infinities.
@@ -145,6 +152,7 @@ impl Engine {
             inbox: Mutex::default(),
             changed: Condvar::new(),
             collector: Mutex::default(),
+            journal: OnceLock::new(),
         })
     }
 
@@ -166,8 +174,24 @@ impl Engine {
         mailbox: &Arc<Mailbox>,
     ) -> Result<RequestId, EngineError> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        self.add_as(id, submission, mailbox)?;
+        Ok(id)
+    }
+
+    /// As [`Engine::add`], under an id that the caller has chosen and never used before.
+    ///
+    /// # Errors
+    /// The request can never run, or the engine has ended.
+    pub fn add_as(
+        &self,
+        id: RequestId,
+        submission: Submission,
+        mailbox: &Arc<Mailbox>,
+    ) -> Result<(), EngineError> {
         let Submission {
-            prompt,
+            tokens,
+            num_prompt_tokens,
+            first_choice,
             params,
             detokenize,
             text,
@@ -193,17 +217,22 @@ impl Engine {
             id,
             mailbox: Arc::clone(mailbox),
             stream,
-            num_prompt_tokens: prompt.len(),
+            num_prompt_tokens: num_prompt_tokens as usize,
+            first_choice,
             num_logprobs: params.logprobs,
             num_prompt_logprobs: params.prompt_logprobs,
             include_stop: text.include_stop_str_in_output,
             texts,
         };
         let request = AddRequest {
+            id,
+            tokens,
+            num_prompt_tokens,
+            params,
+            first_choice,
             priority,
             tenant,
             namespace,
-            ..AddRequest::new(id, prompt, params)
         };
         lock(&self.core).check_request(&request)?;
         let mut inbox = lock(&self.inbox);
@@ -214,14 +243,22 @@ impl Engine {
         lock(&self.collector).insert(new);
         inbox.added.push(request);
         self.changed.notify_all();
-        Ok(id)
+        Ok(())
     }
 
     /// Ends a request now; its blocks come back with the next step. Unknown and finished requests are left alone.
     pub fn abort(&self, id: RequestId) {
         lock(&self.collector).end(id, &Finish::Abort, None);
         let mut inbox = lock(&self.inbox);
-        inbox.aborted.push(id);
+        inbox.aborted.push((id, None));
+        self.changed.notify_all();
+    }
+
+    /// As [`Engine::abort`], for one choice.
+    pub fn abort_choice(&self, id: RequestId, choice: u32) {
+        lock(&self.collector).end_choice(id, choice, Finish::Abort);
+        let mut inbox = lock(&self.inbox);
+        inbox.aborted.push((id, Some(choice)));
         self.changed.notify_all();
     }
 
@@ -238,6 +275,17 @@ impl Engine {
     /// Forgets every cached prefix; blocks of running requests stay.
     pub fn reset_prefix_cache(&self) {
         lock(&self.core).reset_prefix_cache();
+    }
+
+    /// From now on, notes in `journal` which requests are in the steps in flight. The first one given stays.
+    pub fn keep_journal(&self, journal: Journal) {
+        // A second one would have two writers of one file.
+        let _ = self.journal.set(Mutex::new(journal));
+    }
+
+    /// Steps committed so far.
+    pub fn num_steps(&self) -> u64 {
+        lock(&self.core).last_committed().0
     }
 
     /// Counters of the control plane.
@@ -339,10 +387,16 @@ impl Engine {
                 lock(&self.collector).end(id, &Finish::Error, Some(error.to_string()));
             }
         }
-        for id in aborted {
-            core.abort(id);
+        for (id, choice) in aborted {
+            match choice {
+                None => drop(core.abort(id)),
+                Some(choice) => drop(core.abort_choice(id, choice)),
+            }
         }
         let step = core.schedule(plan);
+        if step.is_some() {
+            self.note(&core);
+        }
         if core.has_ended() {
             let mut collector = lock(&self.collector);
             core.take_ended(&mut |output: Output<'_>| {
@@ -388,7 +442,15 @@ impl Engine {
         for (id, choice) in stopped {
             core.abort_choice(id, choice);
         }
+        self.note(&core);
         Ok(())
+    }
+
+    /// Writes the journal, if there is one.
+    fn note(&self, core: &Core) {
+        if let Some(journal) = self.journal.get() {
+            lock(journal).write(core);
+        }
     }
 }
 
@@ -411,7 +473,7 @@ fn deliver(
             .collect();
         collector.push_prompt_logprobs(output.id, found.start, scores);
     }
-    collector.set_num_cached_tokens(output.id, output.num_cached_tokens);
+    collector.set_num_cached_tokens(output.id, output.choice, output.num_cached_tokens);
     if output.finish == Some(FinishReason::Error) {
         collector.explain(output.id, "the model gave no token that can be drawn: its logits are not finite, or all are masked");
     }

@@ -5,5 +5,7 @@
 
 mod collector;
 pub mod engine;
+pub mod journal;
+pub mod link;
 pub mod mailbox;
 pub mod update;

@@ -7,11 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use octavo_core::config::CoreConfig;
-use octavo_core::ids::{Namespace, TenantId};
+use octavo_core::ids::{Namespace, RequestId, TenantId};
 use octavo_core::output::StepResults;
 use octavo_core::params::{Limits, SamplingParams};
 use octavo_core::plan::{Layout, flags, header};
 use octavo_engine::engine::{Engine, EngineError, Submission};
+use octavo_engine::journal::Journal;
 use octavo_engine::mailbox::Mailbox;
 use octavo_engine::update::{Finish, Update};
 use octavo_text::output::TextOptions;
@@ -37,7 +38,9 @@ fn engine() -> Arc<Engine> {
 
 fn submission(prompt: &[u32], max_tokens: u32, stream: bool) -> Submission {
     Submission {
-        prompt: prompt.to_vec(),
+        tokens: prompt.to_vec(),
+        num_prompt_tokens: prompt.len() as u32,
+        first_choice: 0,
         params: SamplingParams {
             max_tokens,
             ..SamplingParams::default()
@@ -272,4 +275,73 @@ fn a_failure_is_told_to_every_request_and_later_ones_are_refused() {
     engine.pause();
     engine.wait();
     assert!(!step(&engine, |_| false));
+}
+
+#[test]
+fn a_choice_that_goes_on_keeps_its_number_and_its_count() {
+    let (engine, mailbox) = (engine(), Arc::new(Mailbox::default()));
+    let going_on = Submission {
+        num_prompt_tokens: 2,
+        first_choice: 3,
+        ..submission(&[1, 2, 9, 9], 5, true)
+    };
+    engine.add_as(RequestId(77), going_on, &mailbox).unwrap();
+    run_to_the_end(&engine);
+    let update = receive_one(&engine, &mailbox);
+    assert_eq!(update.id, RequestId(77));
+    assert_eq!(update.choices[0].index, 3);
+    assert_eq!(
+        update.choices[0].token_ids, [TOKEN as u32; 3],
+        "two of five were there"
+    );
+    assert_eq!(update.choices[0].finish, Some(Finish::Length));
+}
+
+#[test]
+fn one_choice_of_many_can_be_withdrawn() {
+    let (engine, mailbox) = (engine(), Arc::new(Mailbox::default()));
+    let mut two = submission(&[1, 2, 3], 5, true);
+    two.params.n = 2;
+    let id = engine.add(two, &mailbox).unwrap();
+    assert!(step(&engine, |_| false));
+    engine.abort_choice(id, 1);
+    engine.abort_choice(id, 9);
+    run_to_the_end(&engine);
+    let update = receive_one(&engine, &mailbox);
+    let ends: Vec<_> = update
+        .choices
+        .iter()
+        .map(|choice| (choice.index, choice.token_ids.len(), choice.finish.clone()))
+        .collect();
+    assert_eq!(ends[0], (0, 5, Some(Finish::Length)));
+    assert_eq!((ends[1].0, ends[1].2.clone()), (1, Some(Finish::Abort)));
+    assert!(update.finished);
+    engine.check_integrity().unwrap();
+}
+
+#[test]
+fn the_journal_names_the_requests_in_flight_and_nobody_after_their_commit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let (engine, mailbox) = (engine(), Arc::new(Mailbox::default()));
+    engine.keep_journal(Journal::create(&path).unwrap());
+    let written = || octavo_wire::journal::decode(&std::fs::read(&path).unwrap());
+    for id in [5, 4] {
+        let request = submission(&[1, 2, 3], 2, true);
+        engine.add_as(RequestId(id), request, &mailbox).unwrap();
+    }
+    assert_eq!(written(), None);
+    let layout = Layout::new(engine.config());
+    let mut plan = vec![0; layout.total_words];
+    let step_id = engine.schedule(&mut plan).unwrap();
+    let journal = written().unwrap();
+    assert_eq!((journal.step, journal.requests), (step_id.0, vec![4, 5]));
+    let results = StepResults {
+        step_id,
+        tokens: &[TOKEN; 2],
+        num_sampled: &[1; 2],
+        next_drafts: None,
+    };
+    engine.commit(results, None, &[]).unwrap();
+    assert_eq!(written().unwrap().requests, [0; 0]);
 }

@@ -215,6 +215,12 @@ type PromptScores<'py> = (
     PyReadonlyArray1<'py, i32>,
 );
 
+impl PyEngineCore {
+    pub(crate) fn share(&self) -> Arc<Engine> {
+        Arc::clone(&self.engine)
+    }
+}
+
 #[pymethods]
 impl PyEngineCore {
     #[new]
@@ -324,7 +330,9 @@ impl PyEngineCore {
         shown_special_ids: Vec<u32>,
     ) -> PyResult<u64> {
         let submission = Submission {
-            prompt,
+            num_prompt_tokens: prompt.len() as u32,
+            tokens: prompt,
+            first_choice: 0,
             detokenize: params.detokenize,
             text: params
                 .text_options(shown_special_ids)

@@ -3,6 +3,7 @@
 mod cpu;
 mod engine;
 mod plan;
+mod server;
 mod text;
 
 use pyo3::prelude::*;
@@ -17,6 +18,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cpu::add_rms_norm, m)?)?;
     m.add_class::<engine::PyEngineCore>()?;
     m.add_class::<engine::PyMailbox>()?;
+    m.add_class::<server::PyEngineLink>()?;
+    m.add_function(wrap_pyfunction!(server::serve, m)?)?;
     m.add_class::<engine::PyUpdate>()?;
     m.add_class::<engine::PyChoiceUpdate>()?;
     m.add_class::<text::PyTokenizer>()?;

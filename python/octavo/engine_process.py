@@ -1,0 +1,64 @@
+"""`python -m octavo.engine_process FOLDER`: one engine, at the other end of a front's socket.
+
+The front starts it, gives it requests and starts another one if it dies; nothing is in it that cannot be rebuilt. The folder
+has the engine's arguments (`config.json`) and the socket, and gets the step journal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from setproctitle import setproctitle
+
+from octavo._core import EngineLink
+from octavo.config import EngineConfig
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.startup import Started
+
+
+def main(folder: Path) -> int:
+    """Runs the engine until the front is gone; returns the exit code."""
+    # Before anything slow: from now on this process ends with its front.
+    link = EngineLink(folder)
+    try:
+        config = EngineConfig.from_kwargs(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        setproctitle(f"octavo engine {config.model}")
+        from octavo.startup import start  # noqa: PLC0415  loads torch
+
+        started = start(config)
+        link.serve(started.core, json.dumps(describe(config, started)))
+        started.run_loop()
+    except OctavoError as error:
+        link.fail(str(error))
+        return 2
+    except BaseException as error:
+        traceback.print_exc()
+        link.fail(f"the engine stopped: {type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def describe(config: EngineConfig, started: Started) -> dict[str, object]:
+    """What the front must know of the model: the fields of `octavo_wire::ModelInfo`."""
+    template = started.chat_template
+    return {
+        "vocab_size": started.vocab_size,
+        "max_model_len": started.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_logprobs": started.vocab_size if config.max_logprobs < 0 else config.max_logprobs,
+        "eos_token_ids": started.eos_token_ids,
+        "tokenizer": None if started.tokenizer_path is None else str(started.tokenizer_path.absolute()),
+        "chat_template": None if config.chat_template is None or template is None else template.source,
+        "defaults": dict(started.sampling_defaults.values),
+        "long_rope_above": started.model.decoder.long_rope_above,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,99 @@
+//! The model that is served, as far as the front knows it: its tokenizer, its chat format, its limits.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+
+use octavo_core::params::Limits;
+use octavo_text::gguf::Gguf;
+use octavo_text::tokenizer::Tokenizer;
+use octavo_wire::ModelInfo;
+
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::protocol::ChatFormat;
+
+/// Makes another namespace of sequences with the long rotary frequencies. Any number.
+const LONG_ROPE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Everything that requests are checked and written with.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) info: ModelInfo,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) chat: Option<ChatFormat>,
+    pub(crate) limits: Limits,
+    /// Secret and new in every process, so that nobody can choose two salts with one digest.
+    digests: RandomState,
+}
+
+impl Model {
+    /// Reads the tokenizer and compiles the template. Takes up to seconds.
+    pub(crate) fn load(info: ModelInfo, config: &ServerConfig) -> Result<Self, String> {
+        let tokenizer = match &info.tokenizer {
+            None => None,
+            Some(path) => Some(Arc::new(load_tokenizer(Path::new(path))?)),
+        };
+        let chat = match &tokenizer {
+            None => None,
+            Some(tokenizer) => info
+                .chat_template
+                .as_deref()
+                .or(tokenizer.chat_template())
+                .map(|source| {
+                    ChatFormat::new(
+                        source,
+                        tokenizer,
+                        &config.tool_call_parser,
+                        &config.reasoning_parser,
+                    )
+                })
+                .transpose()?,
+        };
+        let limits = Limits {
+            max_logprobs: info.max_logprobs,
+            ..Limits::default()
+        };
+        Ok(Self {
+            info,
+            tokenizer,
+            chat,
+            limits,
+            digests: RandomState::new(),
+        })
+    }
+
+    /// The tokenizer, for a request that needs one.
+    pub(crate) fn require_tokenizer(&self) -> Result<&Arc<Tokenizer>, ApiError> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            ApiError::invalid(
+                "this server runs without a tokenizer: it takes and gives token ids only",
+            )
+        })
+    }
+
+    /// Within it prefixes are shared: by those with the same salt and the same rotary frequencies.
+    pub(crate) fn namespace(&self, salt: Option<&str>, num_tokens: usize) -> u64 {
+        let salted = salt.map_or(0, |salt| self.digests.hash_one(salt));
+        let is_long = |above: u32| num_tokens > above as usize;
+        match self.info.long_rope_above {
+            Some(above) if is_long(above) => salted ^ LONG_ROPE,
+            _ => salted,
+        }
+    }
+}
+
+fn load_tokenizer(path: &Path) -> Result<Tokenizer, String> {
+    let loaded = if path
+        .extension()
+        .is_some_and(|extension| extension == "gguf")
+    {
+        let gguf = Gguf::open(path).map_err(|error| error.to_string())?;
+        Tokenizer::from_gguf(&gguf)
+    } else if path.is_dir() {
+        Tokenizer::from_dir(path)
+    } else {
+        Tokenizer::from_file(path)
+    };
+    loaded.map_err(|error| error.to_string())
+}

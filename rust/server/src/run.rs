@@ -1,0 +1,249 @@
+//! From the arguments to a server that runs, and to its end.
+
+use std::future::pending;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use octavo_wire::{ModelInfo, Progress};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::app::{self, App};
+use crate::auth::{ApiKeys, MAX_KEY_BYTES};
+use crate::config::ServerConfig;
+use crate::engine::{Death, Listener, Supervisor, SupervisorError};
+use crate::error::ApiError;
+use crate::http;
+use crate::log::say;
+use crate::model::Model;
+
+/// Threads of the front at most; the rest of the machine is the model's.
+const MAX_WORKERS: usize = 4;
+/// How long replies that have ended may take to reach their clients.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Exit code after a second signal.
+const INTERRUPTED: u8 = 130;
+
+/// Why the server could not start or go on.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// An argument that the command line let through.
+    #[error("{0}")]
+    Config(String),
+    /// The address cannot be had.
+    #[error("cannot listen at {address}: {error}")]
+    Listen {
+        /// Host and port.
+        address: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// The system refuses threads, signals or sockets.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// There is no engine, and will not be one.
+    #[error(transparent)]
+    Engine(#[from] SupervisorError),
+}
+
+/// Serves until a signal ends it; returns the exit code. Takes over SIGTERM, SIGINT and SIGHUP of the process.
+///
+/// # Errors
+/// It could not start, or the engine cannot be kept alive.
+pub fn run(config: ServerConfig) -> Result<u8, ServeError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.clamp(1, MAX_WORKERS))
+        .thread_name("octavo-front")
+        .enable_all()
+        .build()?;
+    let result = runtime.block_on(serve(config));
+    // A tokenization that still runs is nobody's any more.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
+    let keys = ApiKeys::new(&config.api_key).ok_or_else(|| {
+        ServeError::Config(format!(
+            "api_key must be from 1 to {MAX_KEY_BYTES} bytes long"
+        ))
+    })?;
+    let mut signals = Signals::new()?;
+    let address = format!("{}:{}", config.host, config.port);
+    let listener = TcpListener::bind((config.host.as_str(), config.port))
+        .await
+        .map_err(|error| ServeError::Listen { address, error })?;
+    let tls = match &config.tls {
+        None => None,
+        Some((certificate, key)) => {
+            let acceptor = http::tls(certificate, key)
+                .map_err(|error| ServeError::Config(format!("TLS cannot be had: {error}")))?;
+            Some(acceptor)
+        }
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    say(&format!(
+        "listening at {scheme}://{}",
+        listener.local_addr()?
+    ));
+
+    let app = Arc::new(App::new(config, keys));
+    let supervisor = Supervisor::new(
+        Arc::clone(&app.registry),
+        Arc::new(Watcher(Arc::clone(&app))),
+        app.config.engine_command.clone(),
+        &app.config.engine_config,
+        Duration::from_secs_f64(app.config.engine_timeout),
+    )?;
+    let mut engine = tokio::spawn(supervisor.run());
+    let (stop, stopped) = oneshot::channel::<()>();
+    let router = app::router(&app);
+    let mut http = tokio::spawn(http::serve(listener, tls, router, stopped));
+
+    let code = loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => break drain(&app, &mut signals).await,
+                Asked::Restart => {
+                    say("restarting the engine, as a signal asks");
+                    app.registry.stop_engine();
+                }
+            },
+            ended = &mut engine => {
+                let error = engine_error(ended);
+                app.drain();
+                finish(stop, &mut http).await;
+                return Err(error);
+            }
+        }
+    };
+    finish(stop, &mut http).await;
+    // Its process is killed with it.
+    engine.abort();
+    let _ = engine.await;
+    Ok(code)
+}
+
+fn engine_error(ended: Result<SupervisorError, tokio::task::JoinError>) -> ServeError {
+    match ended {
+        Ok(error) => error.into(),
+        Err(error) => ServeError::Config(format!("the supervisor failed: {error}")),
+    }
+}
+
+/// Lets running requests finish for a while; then ends them. Returns the exit code.
+async fn drain(app: &App, signals: &mut Signals) -> u8 {
+    app.drain();
+    let limit = Duration::from_secs_f64(app.config.shutdown_timeout);
+    let waiting = app.registry.len();
+    if waiting > 0 {
+        say(&format!(
+            "shutting down: {waiting} requests have {} s to finish; again to stop at once",
+            limit.as_secs_f64()
+        ));
+    }
+    let code = tokio::select! {
+        () = emptied(app) => 0,
+        () = sleep(limit) => 0,
+        () = signals.stop() => INTERRUPTED,
+    };
+    let error = ApiError::unavailable("the server is shutting down", "shutting_down");
+    app.registry.fail_all(&error);
+    code
+}
+
+/// Returns once no request is left.
+async fn emptied(app: &App) {
+    loop {
+        let notified = app.registry.emptied.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if app.registry.len() == 0 {
+            return;
+        }
+        notified.await;
+    }
+}
+
+/// Lets replies reach their clients, and closes idle connections.
+async fn finish(stop: oneshot::Sender<()>, http: &mut JoinHandle<()>) {
+    let _ = stop.send(());
+    if timeout(FLUSH_TIMEOUT, &mut *http).await.is_err() {
+        http.abort();
+    }
+}
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// SIGTERM or SIGINT.
+    Stop,
+    /// SIGHUP: a new engine process, with no request lost.
+    Restart,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Asked {
+        let (received, asked) = tokio::select! {
+            one = self.terminate.recv() => (one, Asked::Stop),
+            one = self.interrupt.recv() => (one, Asked::Stop),
+            one = self.hangup.recv() => (one, Asked::Restart),
+        };
+        if received.is_none() {
+            pending::<()>().await;
+        }
+        asked
+    }
+
+    /// Returns once the end is asked for.
+    async fn stop(&mut self) {
+        while self.next().await != Asked::Stop {}
+    }
+}
+
+/// Tells the app of the engine's life.
+struct Watcher(Arc<App>);
+
+impl Listener for Watcher {
+    async fn ready(&self, info: ModelInfo) -> Result<(), String> {
+        if self.0.model().is_some() {
+            self.0.set_ready(None);
+            say("the engine is ready again");
+            return Ok(());
+        }
+        let app = Arc::clone(&self.0);
+        let loading = tokio::task::spawn_blocking(move || Model::load(info, &app.config));
+        let model = loading.await.map_err(|error| error.to_string())??;
+        self.0.set_ready(Some(Arc::new(model)));
+        say("ready");
+        Ok(())
+    }
+
+    fn progress(&self, progress: Progress) {
+        self.0.set_progress(&progress);
+    }
+
+    fn gone(&self, _death: &Death) {
+        self.0.set_gone();
+    }
+}

@@ -1,0 +1,19 @@
+//! What the front and an engine process say to each other: typed messages, and the frames that carry them.
+//!
+//! Token ids only, never text. A frame is a length (`u32`, little-endian) and one MessagePack value. The engine's first message is
+//! [`FromEngine::Hello`]; a front hangs up on a version that is not its own.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod frame;
+pub mod journal;
+mod message;
+
+pub use frame::{Decoder, MAX_FRAME_BYTES, WireError, encode};
+pub use message::{
+    AddRequest, ChoiceUpdate, Finish, FromEngine, ModelInfo, PositionLogprobs, Progress,
+    SamplingDefaults, ToEngine, Update,
+};
+
+/// Changes with every change of a message.
+pub const VERSION: u32 = 1;
