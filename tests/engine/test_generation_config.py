@@ -160,7 +160,7 @@ def test_a_gguf_files_metadata_is_its_generation_config(gguf_with: Callable[...,
 
 def test_an_impossible_value_of_a_gguf_file_is_named(gguf_with: Callable[..., Path]) -> None:
     path = gguf_with(top_p=7.0)
-    with pytest.raises(ParameterError, match=rf"generation_config must be .*\(top_p must be .*\), got '"):
+    with pytest.raises(ParameterError, match=r"generation_config must be .*\(top_p must be .*\), got '"):
         defaults(path)
 
 
