@@ -86,7 +86,8 @@ def few_alone(tiny_model: Path) -> list[Answers]:
 @pytest.mark.parametrize(
     ("graphs", "settings"),
     [
-        (True, {"max_in_flight": 2}),
+        # Preemption below has the padded steps too; this one takes minutes in the interpreter.
+        pytest.param(True, {"max_in_flight": 2}, marks=pytest.mark.slow),
         (False, {"max_num_batched_tokens": 7}),
         (True, {"num_gpu_blocks_override": 1 + 6, "max_model_len": 48, "block_size": 8}),
     ],

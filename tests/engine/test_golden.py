@@ -73,7 +73,8 @@ def test_with_a_cached_prefix(llm: LLM, golden: dict[str, Any]) -> None:
         assert output.num_cached_tokens == (len(known) - 1) // 16 * 16
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 17, 64])
+# One token at a time is one step at a time: minutes, which the long tests have.
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 16, 17, 64])
 def test_with_chunked_prefill(smollm2_path: Path, golden: dict[str, Any], chunk: int) -> None:
     with load(smollm2_path, max_num_batched_tokens=chunk, enable_prefix_caching=False) as llm:
         check(llm, golden)
