@@ -285,7 +285,7 @@ def decode_attention(
         out, out if lse is None else lse, shared_out, shared_lse, scale, softcap or 0.0,
         q.stride(0), out.stride(0), block_table.stride(0), *kv_cache.stride()[:3],
         **constant, PDL=dependent, num_warps=tiles.warps, num_stages=tiles.stages,
-        **launch.launch_options(dependent and tiles.early),
+        **launch.launch_options(dependent),
     )  # fmt: skip
 
 

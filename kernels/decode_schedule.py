@@ -37,8 +37,6 @@ class DecodeTiles:
     """Programs for each multiprocessor."""
     least: int
     """Tiles of a program at least: fewer are not worth a merge."""
-    early: bool = True
-    """Whether programs may take their places before the kernel in front has ended: sooner, but spread unevenly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,12 +169,10 @@ def rows() -> Iterator[Row]:
 def cuts() -> list[DecodeTiles]:
     """Those that fit a multiprocessor's shared memory; at least 64, 128 or 256 keys a program."""
     found = []
-    for (keys, warps, stages), programs, least, early in itertools.product(
-        CUTS, (1, 2, 3, 4), (64, 128, 256), (True, False)
-    ):
+    for (keys, warps, stages), programs, least in itertools.product(CUTS, (1, 2, 3, 4), (64, 128, 256)):
         shared = programs * (4 * keys * DIM * (stages - 1) + (8 << 10))
         if shared <= SHARED_MEMORY and programs * warps >= 4 and least >= keys:
-            found.append(DecodeTiles(keys, warps, stages, programs, least // keys, early))
+            found.append(DecodeTiles(keys, warps, stages, programs, least // keys))
     return found
 
 
@@ -189,10 +187,8 @@ def tune(steps: list[Case]) -> None:
         best = sorted(times, key=times.__getitem__)
         for tiles, us in times.items():
             ratio[tiles] += us / times[best[0]] / len(steps)
-        shown = "  ".join(
-            f"{t.keys}/{t.warps}/{t.stages}/{t.programs}/{t.least}/{t.early:d}: {times[t]:.1f}" for t in best[:5]
-        )
-        print(f"{step.name:>16}  keys/warps/stages/programs/least/early: us   {shown}", flush=True)
+        shown = "  ".join(f"{t.keys}/{t.warps}/{t.stages}/{t.programs}/{t.least}: {times[t]:.1f}" for t in best[:5])
+        print(f"{step.name:>16}  keys/warps/stages/programs/least: us   {shown}", flush=True)
     for tiles in sorted(ratio, key=ratio.__getitem__)[:8]:
         print(f"over all points {ratio[tiles]:.3f} times the best of each: {tiles}")
 

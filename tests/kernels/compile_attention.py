@@ -5,17 +5,14 @@ python tests/kernels/compile_attention.py FOLDER
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import triton
 from benches.gpu import story_kernels
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from usage import usage
 
 from octavo.kernels import attention
 
@@ -58,16 +55,10 @@ def kernels() -> Iterator[tuple[str, object]]:
 
 
 def main() -> None:
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for name, found in kernels():
-        binary = Path(sys.argv[1]) / "kernel.cubin"
-        binary.write_bytes(found.asm["cubin"])
-        usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-        fields = {field: re.search(rf"{field}:(\d+)", usage) for field in ("REG", "STACK")}
-        registers, stack = (int(match[1]) if match else -1 for match in fields.values())
         wgmma = found.asm["ptx"].count("wgmma.mma_async")
         print(
-            f"kernel={name} registers={registers} stack={stack} shared={found.metadata.shared} wgmma={wgmma}",
+            f"kernel={name} {usage(found, sys.argv[1])} wgmma={wgmma}",
             flush=True,
         )
 

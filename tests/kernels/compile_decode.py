@@ -6,16 +6,13 @@ python tests/kernels/compile_decode.py FOLDER DIM,QUERIES,WINDOW,SOFTCAP[,FIELD=
 from __future__ import annotations
 
 import dataclasses
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from usage import usage
 
 from octavo.kernels import decode
 from octavo.kernels.decode_schedule import DecodeShape, DecodeTiles
@@ -47,7 +44,6 @@ def compiled(shape: DecodeShape, softcap: bool, tiles: DecodeTiles, shared: bool
 
 
 def main() -> None:
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for argument in sys.argv[2:]:
         dim, queries, window, softcap, *changes = argument.split(",")
         fields = {name: int(value) for name, value in (change.split("=") for change in changes)}
@@ -55,15 +51,7 @@ def main() -> None:
         shape = DecodeShape(fields.pop("heads", 32), 8, int(dim), torch.bfloat16, int(queries), int(window) or None)
         tiles = dataclasses.replace(shape.tiles(fields.pop("rows", 1)), **fields)
         kernel = compiled(shape, bool(int(softcap)), tiles, shared)
-        binary = Path(sys.argv[1]) / "kernel.cubin"
-        binary.write_bytes(kernel.asm["cubin"])
-        usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-        found = {name: re.search(rf"{name}:(\d+)", usage) for name in ("REG", "LOCAL", "STACK")}
-        registers, local, stack = (int(match[1]) if match else -1 for match in found.values())
-        print(
-            f"case={argument} registers={registers} local={local} stack={stack} shared={kernel.metadata.shared}",
-            flush=True,
-        )
+        print(f"case={argument} {usage(kernel, sys.argv[1])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,17 @@ python tests/kernels/compile_linear.py FOLDER gemv|split|ring ROWS,WIDTH,DEPTH,G
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import mangle_type
+from usage import usage
 
 from octavo.kernels import gemv, ring_linear, split_linear
 from octavo.kernels.tiles import gemv_tiles, invariant_tiles, ring_tiles, split_tiles
@@ -88,17 +85,11 @@ def ring_case(rows: int, width: int, depth: int, gated: bool, tiles=None):
 
 def main() -> None:
     case = {"gemv": gemv_case, "split": split_case, "invariant": invariant_case, "ring": ring_case}[sys.argv[2]]
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for argument in sys.argv[3:]:
         rows, width, depth, gated = map(int, argument.split(","))
         tiles, programs, kernel = case(rows, width, depth, bool(gated))
-        binary = Path(sys.argv[1]) / "kernel.cubin"
-        binary.write_bytes(kernel.asm["cubin"])
-        usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-        fields = {name: re.search(rf"{name}:(\d+)", usage) for name in ("REG", "STACK")}
-        registers, stack = (int(found[1]) if found else -1 for found in fields.values())
         print(
-            f"case={argument} registers={registers} stack={stack} shared={kernel.metadata.shared} "
+            f"case={argument} {usage(kernel, sys.argv[1])} "
             f"programs={programs} tiles={str(tiles).replace(' ', '').replace('=', ':')}",
             flush=True,
         )

@@ -5,15 +5,12 @@ python tests/kernels/compile_moe.py FOLDER TOKENS,TOP,EXPERTS,HIDDEN,SIZE,EXACT 
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from compile_linear import compiled
-from triton.backends import nvidia
 from triton.compiler import ASTSource
+from usage import usage
 
 from octavo.kernels import expert_gemm, expert_gemv, routing
 from octavo.kernels.expert_tiles import GemvMixture, fastest
@@ -55,19 +52,12 @@ def kernels(tokens: int, top: int, experts: int, hidden: int, size: int, exact: 
 
 
 def main() -> None:
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for argument in sys.argv[2:]:
         tokens, top, experts, hidden, size, exact = map(int, argument.split(","))
         for name, found in kernels(tokens, top, experts, hidden, size, bool(exact)):
-            binary = Path(sys.argv[1]) / "kernel.cubin"
-            binary.write_bytes(found.asm["cubin"])
-            usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-            fields = {field: re.search(rf"{field}:(\d+)", usage) for field in ("REG", "LOCAL", "STACK")}
-            registers, local, stack = (int(match[1]) if match else -1 for match in fields.values())
             wgmma = found.asm["ptx"].count("wgmma.mma_async")
             print(
-                f"case={argument} kernel={name} registers={registers} local={local} stack={stack} "
-                f"shared={found.metadata.shared} wgmma={wgmma}",
+                f"case={argument} kernel={name} {usage(found, sys.argv[1])} wgmma={wgmma}",
                 flush=True,
             )
 

@@ -6,19 +6,16 @@ python tests/kernels/compile_prefill.py FOLDER DIM,WINDOW,SOFTCAP[,FIELD=VALUE o
 from __future__ import annotations
 
 import dataclasses
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import mangle_type
+from usage import usage
 
 from octavo.kernels import hopper
 
@@ -55,22 +52,13 @@ def compiled(dim: int, window: int, softcap: bool, tiles: hopper.HopperTiles, ex
 
 
 def main() -> None:
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     for argument in sys.argv[2:]:
         dim, window, softcap, *changes = argument.split(",")
         fields = {name: int(value) for name, value in (change.split("=") for change in changes)}
         extras = bool(fields.pop("extras", 0))
         tiles = dataclasses.replace(hopper.tiles_for(int(dim)), **fields)
         kernel = compiled(int(dim), int(window), bool(int(softcap)), tiles, extras)
-        binary = Path(sys.argv[1]) / "kernel.cubin"
-        binary.write_bytes(kernel.asm["cubin"])
-        usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-        found = {name: re.search(rf"{name}:(\d+)", usage) for name in ("REG", "LOCAL", "STACK")}
-        registers, local, stack = (int(match[1]) if match else -1 for match in found.values())
-        print(
-            f"case={argument} registers={registers} local={local} stack={stack} shared={kernel.metadata.shared}",
-            flush=True,
-        )
+        print(f"case={argument} {usage(kernel, sys.argv[1])}", flush=True)
 
 
 if __name__ == "__main__":

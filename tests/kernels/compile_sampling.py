@@ -5,16 +5,13 @@ python tests/kernels/compile_sampling.py FOLDER VOCABULARY,DTYPE ...
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from usage import usage
 
 from octavo.kernels import sampling
 from octavo.kernels.sampling import SamplingKernels
@@ -61,19 +58,13 @@ def constants_of(kernel, vocab_size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     kernels = {name: found for name, found in vars(sampling).items() if name.endswith("_kernel")}
     for argument in sys.argv[2:]:
         vocab_size, dtype = argument.split(",")
         for name, kernel in kernels.items():
             found = compiled(kernel, dtype, constants_of(kernel, int(vocab_size)))
-            binary = Path(sys.argv[1]) / f"{name}-{dtype}.cubin"
-            binary.write_bytes(found.asm["cubin"])
-            binary.with_suffix(".ptx").write_text(found.asm["ptx"])
-            usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-            registers, stack = (re.search(rf"{field}:(\d+)", usage)[1] for field in ("REG", "STACK"))
             print(
-                f"case={argument} {name}: registers={registers} stack={stack} shared={found.metadata.shared}",
+                f"case={argument} {name}: {usage(found, sys.argv[1])}",
                 flush=True,
             )
 
