@@ -39,22 +39,42 @@ _LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def _rounds(plan, heads):
+def _rounds(plan, HEADS: gl.constexpr):
     """How many items, a tile and a head each, this program does."""
     programs = gl.num_programs(0)
-    items = gl.load(plan) * heads
+    items = gl.load(plan) * HEADS
     whole = items // programs
     turn = gl.where(whole % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
     return whole + (turn < items % programs).to(gl.int32)
 
 
 @gluon.jit
-def _item(plan, k, heads):
-    """Row, first token, queries, first position and head of the program's item `k`."""
+def _number(k):
+    """The program's item `k` among those of all programs."""
     programs = gl.num_programs(0)
-    item = k * programs + gl.where(k % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
-    entry = plan + 4 + item // heads * 4
-    return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), gl.load(entry + 3), item % heads
+    return k * programs + gl.where(k % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
+
+
+@gluon.jit
+def _next(k, section, rounds, HEADS: gl.constexpr, SECTIONS: gl.constexpr):
+    """The program's item to do after item `k`: all of a section of the heads, then those of the next."""
+    k += 1
+    if SECTIONS > 1:
+        section += (k == rounds).to(gl.int32)
+        k = gl.where(k == rounds, 0, k)
+        while _number(k) % HEADS // (HEADS // SECTIONS) != section:
+            k += 1
+            section += (k == rounds).to(gl.int32)
+            k = gl.where(k == rounds, 0, k)
+    return k, section
+
+
+@gluon.jit
+def _item(plan, k, HEADS: gl.constexpr):
+    """Row, first token, queries, first position and head of the program's item `k`."""
+    item = _number(k)
+    entry = plan + 4 + item // HEADS * 4
+    return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), gl.load(entry + 3), item % HEADS
 
 
 @gluon.jit
@@ -82,20 +102,24 @@ def _copy_keys(kv_desc, shared, full, table, column, last_column, source, BN: gl
 @gluon.jit
 def _producer(
     q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
-    heads, group, kv_rows, table_stride,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    DIM: gl.constexpr, WINDOW: gl.constexpr, Q_BUFFERS: gl.constexpr,
+    group, kv_rows, table_stride,
+    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Loads an item's first keys, its queries, then keys and values tile by tile as their places become free."""
     BLOCK: gl.constexpr = kv_desc.block_shape[0]
     BLOCKS: gl.constexpr = BN // BLOCK
+    QUERIES: gl.constexpr = BM // PACK
     fill = 0
-    for k in range(_rounds(plan, heads)):
-        row, token, queries, position, head = _item(plan, k, heads)
+    k, section = -1, 0
+    rounds = _rounds(plan, HEADS)
+    for turn in range(rounds):
+        k, section = _next(k, section, rounds, HEADS, SECTIONS)
+        row, token, queries, position, head = _item(plan, k, HEADS)
         first, top = _span(queries, position, BN, WINDOW)
         last_column = (position + queries - 1) // BLOCK
         blocks = table + row.to(gl.int64) * table_stride
-        kv_row = head // group * BLOCK
+        kv_row = head * PACK // group * BLOCK
         for i in range(top - first + 1):
             stage = fill % STAGES
             free = ((fill // STAGES) & 1) ^ 1
@@ -106,11 +130,11 @@ def _producer(
             )
             if i == 0:
                 for consumer in gl.static_range(CONSUMERS):
-                    place = k % Q_BUFFERS * CONSUMERS + consumer
-                    mbarrier.wait(q_free.index(place), ((k // Q_BUFFERS) & 1) ^ 1)
+                    place = turn % Q_BUFFERS * CONSUMERS + consumer
+                    mbarrier.wait(q_free.index(place), ((turn // Q_BUFFERS) & 1) ^ 1)
                     mbarrier.expect(q_full.index(place), BM * D * 2)
                     tma.async_copy_global_to_shared(
-                        q_desc, [token + consumer * BM, head * DIM], q_full.index(place), q_s.index(place)
+                        q_desc, [token + consumer * QUERIES, head * PACK, 0], q_full.index(place), q_s.index(place)
                     )
             mbarrier.wait(v_free.index(stage), free)
             _copy_keys(
@@ -216,49 +240,53 @@ def _step(
 @gluon.jit
 def _write(
     acc, staged, out_desc, out, token, queries, head, out_stride,
-    BM: gl.constexpr, D: gl.constexpr, DIM: gl.constexpr,
+    BM: gl.constexpr, D: gl.constexpr, DIM: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
     """Begins the copy of whole tiles to memory; writes what must not touch its neighbours element by element."""
     values = acc.to(out.dtype.element_ty)
-    if (queries >= BM) & (D == DIM):
+    if queries >= BM // PACK:
         # What was staged before has left.
         tma.store_wait(0)
         gl.thread_barrier()
-        staged.store(values)
+        staged.reshape([BM, D]).store(values)
         fence_async_shared()
         gl.thread_barrier()
-        tma.async_copy_shared_to_global(out_desc, [token, head * DIM], staged)
+        tma.async_copy_shared_to_global(out_desc, [token, head * PACK, 0], staged)
     else:
         out_row = gl.arange(0, BM, layout=gl.SliceLayout(1, acc.type.layout))
         column = gl.arange(0, D, layout=gl.SliceLayout(0, acc.type.layout))
-        place = gl.expand_dims((token + out_row).to(gl.int64) * out_stride, 1) + gl.expand_dims(head * DIM + column, 0)
-        gl.store(out + place, values, mask=gl.expand_dims(out_row < queries, 1) & gl.expand_dims(column < DIM, 0))
+        start = (token + out_row // PACK).to(gl.int64) * out_stride + (head * PACK + out_row % PACK) * DIM
+        mask = gl.expand_dims(out_row < queries * PACK, 1) & gl.expand_dims(column < DIM, 0)
+        gl.store(out + gl.expand_dims(start, 1) + gl.expand_dims(column, 0), values, mask=mask)
 
 
 @gluon.jit
 def _attend(
     which: gl.constexpr, q_tile, staged, k_s, v_s, q_free, k_full, k_free, v_full, v_free, turns,
-    out_desc, out, lse, sinks, fill, first, top, token, queries, position, head, out_stride, heads, scale, softcap,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
-    PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    out_desc, out, lse, sinks, fill, first, top, token, queries, position, head, out_stride, scale, softcap,
+    HEADS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, D: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    LSE: gl.constexpr, SINKS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
-    """64 queries of one head, or those of them that there are: tiles `top` to `first`, of which `top` is number `fill`."""
+    """`BM // PACK` queries of `PACK` heads, or those of them that there are: tiles `top` to `first`; `top` is number `fill`."""
+    QUERIES: gl.constexpr = BM // PACK
     dtype: gl.constexpr = k_s.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o_layout, k_width=2)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
-    row = gl.arange(0, BM, layout=s_rows)
+    # Row `r` of the products is head `r % PACK` of query `r // PACK`.
+    place = gl.arange(0, BM, layout=s_rows)
+    row = place // PACK
     key = gl.arange(0, BN, layout=gl.SliceLayout(0, s_layout))
     acc = gl.zeros([BM, D], gl.float32, o_layout)
     best = gl.full([BM], float("-inf"), gl.float32, s_rows)
     total = gl.zeros([BM], gl.float32, s_rows)
     if SINKS:
-        best = gl.full([BM], gl.load(sinks + head).to(gl.float32) * _LOG2E, gl.float32, s_rows)
+        best = gl.load(sinks + head * PACK + place % PACK).to(gl.float32) * _LOG2E
         total += 1.0
-    low, high = _span(gl.minimum(queries, BM), position, BN, WINDOW)
+    low, high = _span(gl.minimum(queries, QUERIES), position, BN, WINDOW)
     _pass(which, k_full, k_free, v_full, v_free, turns, fill, top - high, STAGES, CONSUMERS, PING_PONG)
     fill += top - high
     stage = fill % STAGES
@@ -277,7 +305,7 @@ def _attend(
     seen = gl.maximum(low, gl.minimum(high, (position + 1) // BN))
     near = low
     if WINDOW > 0:
-        near = gl.maximum(low, gl.minimum(seen, (position + BM - 1 - WINDOW) // BN + 1))
+        near = gl.maximum(low, gl.minimum(seen, (position + QUERIES - 1 - WINDOW) // BN + 1))
     for tile in range(high - 1, seen - 1, -1):
         fill += 1
         operand, best, total, acc = _step(
@@ -310,10 +338,10 @@ def _attend(
     mbarrier.arrive(v_free.index(stage), count=1)
     _pass(which, k_full, k_free, v_full, v_free, turns, fill + 1, low - first, STAGES, CONSUMERS, PING_PONG)
     if LSE:
-        place = (token + row).to(gl.int64) * heads + head
-        gl.store(lse + place, (best + gl.log2(total)) * _LN2, mask=row < queries)
+        entry = (token + row).to(gl.int64) * (HEADS * PACK) + head * PACK + place % PACK
+        gl.store(lse + entry, (best + gl.log2(total)) * _LN2, mask=row < queries)
     acc = acc * gl.expand_dims(gl.convert_layout(1.0 / total, o_rows), 1)
-    _write(acc, staged, out_desc, out, token, queries, head, out_stride, BM, D, DIM)
+    _write(acc, staged, out_desc, out, token, queries, head, out_stride, BM, D, DIM, PACK)
     if OUT_IN_Q:
         tma.store_wait(0)
         mbarrier.arrive(q_free, count=1)
@@ -323,30 +351,34 @@ def _attend(
 def _consumer(
     which: gl.constexpr,
     out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-    q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    LSE: gl.constexpr, SINKS: gl.constexpr, Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
-    """Queries `which * BM` to `which * BM + BM - 1` of each of the program's tiles."""
+    """The queries from `which * BM // PACK` on, `BM // PACK` of them, of each of the program's tiles."""
+    QUERIES: gl.constexpr = BM // PACK
     fill = 0
-    for k in range(_rounds(plan, heads)):
-        _, token, queries, position, head = _item(plan, k, heads)
+    k, section = -1, 0
+    rounds = _rounds(plan, HEADS)
+    for turn in range(rounds):
+        k, section = _next(k, section, rounds, HEADS, SECTIONS)
+        _, token, queries, position, head = _item(plan, k, HEADS)
         first, top = _span(queries, position, BN, WINDOW)
-        place = k % Q_BUFFERS * CONSUMERS + which
+        place = turn % Q_BUFFERS * CONSUMERS + which
         q_tile = q_s.index(place)
         if OUT_IN_Q:
             staged = q_tile
         else:
             staged = out_s.index(which)
-        mine = queries - which * BM
-        mbarrier.wait(q_full.index(place), (k // Q_BUFFERS) & 1)
+        mine = queries - which * QUERIES
+        mbarrier.wait(q_full.index(place), (turn // Q_BUFFERS) & 1)
         if mine > 0:
             _attend(
-                which, q_tile, staged, k_s, v_s, q_free.index(place), k_full, k_free, v_full, v_free, turns,
-                out_desc, out, lse, sinks, fill, first, top, token + which * BM, mine, position + which * BM, head,
-                out_stride, heads, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, PING_PONG, OUT_IN_Q,
+                which, q_tile.reshape([BM, D]), staged, k_s, v_s, q_free.index(place), k_full, k_free, v_full, v_free, turns,
+                out_desc, out, lse, sinks, fill, first, top, token + which * QUERIES, mine, position + which * QUERIES, head,
+                out_stride, scale, softcap,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, PING_PONG, OUT_IN_Q,
             )  # fmt: skip
         else:
             mbarrier.arrive(q_free.index(place), count=1)
@@ -356,21 +388,21 @@ def _consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "table_stride"])
+@gluon.jit(do_not_specialize=["group", "table_stride"])
 def _kernel(
-    q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, heads, group, kv_rows, table_stride, out_stride, scale, softcap,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, DIM: gl.constexpr,
+    q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, group, kv_rows, table_stride, out_stride, scale, softcap,
+    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, DIM: gl.constexpr,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
     Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr, PDL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Items `_item(plan, k, heads)` for all `k` below `_rounds(plan, heads)`."""
+    """Items `_item(plan, k, HEADS)` for all `k` below `_rounds(plan, HEADS)`, in the order of `_next`."""
     D: gl.constexpr = kv_desc.block_shape[1]
     dtype: gl.constexpr = kv_desc.dtype
-    q_s = gl.allocate_shared_memory(dtype, [Q_BUFFERS * CONSUMERS, BM, D], q_desc.layout)
+    q_s = gl.allocate_shared_memory(dtype, [Q_BUFFERS * CONSUMERS, BM // PACK, PACK, D], q_desc.layout)
     out_s = q_s
     if not OUT_IN_Q:
-        out_s = gl.allocate_shared_memory(dtype, [CONSUMERS, BM, D], q_desc.layout)
+        out_s = gl.allocate_shared_memory(dtype, [CONSUMERS, BM // PACK, PACK, D], q_desc.layout)
     k_s = gl.allocate_shared_memory(dtype, [STAGES, BN, D], kv_desc.layout)
     v_s = gl.allocate_shared_memory(dtype, [STAGES, BN, D], kv_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
@@ -402,24 +434,24 @@ def _kernel(
             (_consumer, (
                 0,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 2,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
                 q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
-                heads, group, kv_rows, table_stride, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, Q_BUFFERS,
+                group, kv_rows, table_stride, HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
             )),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
@@ -427,18 +459,18 @@ def _kernel(
             (_consumer, (
                 0,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
-                q_full, q_free, k_full, k_free, v_full, v_free, turns, heads, out_stride, scale, softcap,
-                STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
+                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
                 q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
-                heads, group, kv_rows, table_stride, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, Q_BUFFERS,
+                group, kv_rows, table_stride, HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
             )),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
@@ -461,8 +493,8 @@ class HopperTiles:
     """Whether outputs leave through the queries' place instead of one of their own."""
 
     @property
-    def queries(self) -> int:
-        """Of a tile, all groups' together."""
+    def rows(self) -> int:
+        """Of a tile's products, all groups' together: queries, each as often as heads share the tile."""
         return _GROUP_QUERIES * self.groups
 
     @property
@@ -490,11 +522,26 @@ def supports(q: Tensor, block_size: int) -> bool:
     )
 
 
-def _descriptor(tensor: Tensor, dim: int, height: int, width: int) -> TensorDescriptor:
-    """Of boxes `[height, width]` of a matrix with `dim` columns; what a box has beyond the matrix reads as 0."""
+def _packed(group: int) -> int:
+    """How many of the query heads of a key head's group share a tile: the group's queries, side by side, if they fill it."""
+    return group if _GROUP_QUERIES % group == 0 else 1
+
+
+def tile_queries(heads: int, kv_heads: int, dim: int, tiles: HopperTiles | None = None) -> int:
+    """Queries of a tile of the plan: the fewer, the more heads share a tile."""
+    return (tiles or tiles_for(dim)).rows // _packed(heads // kv_heads)
+
+
+def _sections(kv_heads: int) -> int:
+    """In how many parts the heads are done one after the other, so that their keys and values stay in the L2 cache meanwhile."""
+    return min(8, kv_heads // 2) if kv_heads % 2 == 0 and kv_heads & (kv_heads - 1) == 0 else 1
+
+
+def _descriptor(tensor: Tensor, shape: list[int], box: list[int]) -> TensorDescriptor:
+    """Of boxes of a contiguous tensor seen as `shape`; what a box has beyond it reads as 0 and is not written."""
     dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([height, width], dtype)
-    return TensorDescriptor.from_tensor(tensor.view(-1, dim), [height, width], layout)
+    layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    return TensorDescriptor.from_tensor(tensor.view(shape), box, layout)
 
 
 def prefill_attention(
@@ -518,7 +565,7 @@ def prefill_attention(
     """`attention.prefill_attention` where `supports` says so; all values in the cache must be finite, and `scale` positive.
 
     Args:
-        plan: `prefill_plan` of the same rows and `min_query_len` with tiles of `tiles_for(d).queries`; made here if there is none.
+        plan: `prefill_plan` of the same rows and `min_query_len` with tiles of `tile_queries`; made here if there is none.
         tiles: the cut, instead of `tiles_for(d)`.
 
     Raises:
@@ -526,19 +573,21 @@ def prefill_attention(
     """
     (_, heads, dim), (_, _, kv_heads, block, _) = q.shape, kv_cache.shape
     tiles = tiles or tiles_for(dim)
+    queries, pack = tile_queries(heads, kv_heads, dim, tiles), _packed(heads // kv_heads)
     if plan is None:
-        plan = prefill_plan(query_start_loc, seq_lens, num_tokens, tile=tiles.queries, min_query_len=min_query_len)
-    if plan.tile != tiles.queries:
-        raise ValueError(f"plan.tile = {plan.tile}: {tiles} needs {tiles.queries}")
+        plan = prefill_plan(query_start_loc, seq_lens, num_tokens, tile=queries, min_query_len=min_query_len)
+    if plan.tile != queries:
+        raise ValueError(f"plan.tile = {plan.tile}: {tiles} needs {queries}")
     width = max(64, triton.next_power_of_2(dim))
-    programs = min(launch.multiprocessors(q.device), (plan.entries.shape[0] - 1) * heads)
+    programs = min(launch.multiprocessors(q.device), (plan.entries.shape[0] - 1) * heads // pack)
     dependent = launch.dependent_launch(q.device)
+    box = [_GROUP_QUERIES // pack, pack, width]
     _kernel[(programs,)](
-        _descriptor(q, heads * dim, _GROUP_QUERIES, width), _descriptor(kv_cache, dim, block, width),
-        _descriptor(out, heads * dim, _GROUP_QUERIES, width), out,
+        _descriptor(q, [-1, heads, dim], box), _descriptor(kv_cache, [-1, dim], [block, width]),
+        _descriptor(out, [-1, heads, dim], box), out,
         out if lse is None else lse, out if sinks is None else sinks, block_table, plan.entries,
-        heads, heads // kv_heads, kv_heads * block, block_table.stride(0), heads * dim, scale, softcap or 1.0,
-        tiles.stages, tiles.groups, _GROUP_QUERIES, tiles.keys, dim, window or 0, softcap is not None,
-        lse is not None, sinks is not None, tiles.q_buffers, tiles.ping_pong, tiles.out_in_q, dependent, *tiles.registers,
-        num_warps=4, **launch.launch_options(dependent),
+        heads // kv_heads, kv_heads * block, block_table.stride(0), heads * dim, scale, softcap or 1.0,
+        heads // pack, _sections(kv_heads), pack, tiles.stages, tiles.groups, _GROUP_QUERIES, tiles.keys, dim, window or 0,
+        softcap is not None, lse is not None, sinks is not None, tiles.q_buffers, tiles.ping_pong, tiles.out_in_q, dependent,
+        *tiles.registers, num_warps=4, **launch.launch_options(dependent),
     )  # fmt: skip

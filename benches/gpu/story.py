@@ -61,7 +61,7 @@ def runner(generation: str, case: Case) -> Callable[[], None]:
 
 def bytes_of(generation: str, case: Case) -> float:
     """Counted."""
-    tile = tiles_for(case.dim).queries if generation == "FA-3" else _PORTABLE_TILE
+    tile = tiles_for(case.dim).rows if generation == "FA-3" else _PORTABLE_TILE
     return counted_bytes(generation, case.rows, case.length, HEADS, KV_HEADS, case.dim, tile)
 
 

@@ -13,8 +13,10 @@ import torch
 from octavo import LLM, SamplingParams, startup
 from octavo.engine.plan import StepPlan
 from octavo.ops.cuda import CudaOps
+from octavo.sampling.device import DeviceSampler
 from octavo.startup import Started
 from octavo.worker.device_inputs import DeviceInputs
+from octavo.worker.draws import StepDraws
 from octavo.worker.graphs import Size, StepGraphs, decode_sizes, mixed_sizes, sharing_sizes
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.shared_prefix import SharedPrefix
@@ -88,6 +90,45 @@ def test_padded_decode_steps_give_the_tokens_of_the_plain_path(
     monkeypatch.undo()
     with LLM(str(tiny_model), backend="reference", dtype="float32", disable_log_stats=True) as llm:
         assert found == tokens(llm)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")
+@pytest.mark.parametrize("interpreted", [MIXED_SIZES], indirect=True)
+def test_draws_of_padded_rows_give_the_tokens_of_the_torch_sampler(
+    make_llm: Callable[..., LLM],
+    tiny_model: Any,
+    interpreted: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[int] = []
+    run = StepDraws.run
+
+    def noted(draws: StepDraws, rows: int) -> Any:
+        drawn.append(rows)
+        return run(draws, rows)
+
+    monkeypatch.setattr(StepDraws, "run", noted)
+    monkeypatch.setattr(
+        startup,
+        "_sampler",
+        lambda config, model, rows: DeviceSampler(
+            model.spec.vocab_size, config.logprobs_mode, max_rows=rows, device=torch.device("cpu")
+        ),
+    )
+    params = [
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=3),
+        SamplingParams(temperature=1.1, seed=4, top_k=20, logprobs=2, max_tokens=2, ignore_eos=True),
+    ]
+    with LLM(
+        str(tiny_model), backend="cpu", disable_log_stats=True, max_model_len=64, max_num_seqs=4, max_in_flight=2
+    ) as llm:
+        found = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert drawn
+    assert len(drawn) < len(interpreted), "steps with log-probabilities are drawn one by one"
+    monkeypatch.undo()
+    for one, other in zip(found, make_llm().generate(PROMPTS, params, use_tqdm=False), strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the graphs themselves are tested")

@@ -19,11 +19,13 @@ from usage import usage
 
 from octavo.kernels import hopper
 
+PACK = 4
 
-def descriptor(rows: int, columns: int) -> str:
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
-    matrix = torch.empty(1024, columns, dtype=torch.bfloat16)
-    return mangle_type(TensorDescriptor.from_tensor(matrix, [rows, columns], layout))
+
+def descriptor(*box: int) -> str:
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16)
+    tensor = torch.empty(1024, *box[1:], dtype=torch.bfloat16)
+    return mangle_type(TensorDescriptor.from_tensor(tensor, list(box), layout))
 
 
 def compiled(dim: int, window: int, softcap: bool, tiles: hopper.HopperTiles, extras: bool = False):
@@ -31,13 +33,15 @@ def compiled(dim: int, window: int, softcap: bool, tiles: hopper.HopperTiles, ex
     width = max(64, triton.next_power_of_2(dim))
     consumer_registers, producer_registers = tiles.registers
     constants = {
+        "HEADS": 32 // PACK, "SECTIONS": 4, "PACK": PACK,
         "STAGES": tiles.stages, "CONSUMERS": tiles.groups, "BM": 64, "BN": tiles.keys, "DIM": dim, "WINDOW": window,
         "SOFTCAP": softcap, "LSE": extras, "SINKS": extras, "Q_BUFFERS": tiles.q_buffers, "PING_PONG": tiles.ping_pong,
         "OUT_IN_Q": tiles.out_in_q, "PDL": True,
         "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
     }  # fmt: skip
     names = hopper._kernel.arg_names
-    types = {"q_desc": descriptor(64, width), "out_desc": descriptor(64, width), "kv_desc": descriptor(16, width)}
+    box = descriptor(64 // PACK, PACK, width)
+    types = {"q_desc": box, "out_desc": box, "kv_desc": descriptor(16, width)}
     types |= {"out": "*bf16", "lse": "*fp32", "sinks": "*bf16", "table": "*i32", "plan": "*i32"}
     types |= {"scale": "fp32", "softcap": "fp32"}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}

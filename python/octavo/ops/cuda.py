@@ -102,7 +102,7 @@ class AttentionStep:
         if hopper is None or not hopper.supports(q, kv_cache.shape[3]):
             attention_kernels.prefill_attention(q, kv_cache, table, starts, lengths, out, num_tokens, **limits)
             return
-        tile = hopper.tiles_for(q.shape[2]).queries
+        tile = hopper.tile_queries(q.shape[1], kv_cache.shape[2], q.shape[2])
         if tile not in self.prefill_plans:
             self.prefill_plans[tile] = prefill_plan(starts, lengths, num_tokens, tile=tile, min_query_len=min_query_len)
         plan = self.prefill_plans[tile]

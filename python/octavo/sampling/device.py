@@ -63,6 +63,31 @@ class DeviceSampler(Sampler):
         return SamplerOutput(tokens[:, None], num_sampled, which, report)
 
     @torch.inference_mode()
+    def draw_plain(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        num_tokens: Tensor,
+        token_ids: Tensor,
+        params: SlotParams,
+        tokens: Tensor,
+        num_sampled: Tensor,
+    ) -> None:
+        """Draws for rows without drafts, token lists, masks, penalties and log-probabilities; a graph can hold it.
+
+        Args:
+            logits: `[n, >= V]`, read only.
+            slots: int `[n]`, as in `SampleRows`; so are the next two.
+            num_tokens: see there.
+            token_ids: see there.
+            params: of the slots.
+            tokens: int64 `[n]`, written.
+            num_sampled: int32 `[n]`, written: 1; -1 where the logits leave no token.
+        """
+        rows = Rows(slots, num_tokens, token_ids, has_penalties=False)
+        self._kernels(logits, rows, _tables(params), tokens, num_sampled)
+
+    @torch.inference_mode()
     def compile(
         self, dtypes: Sequence[torch.dtype], slots: Tensor, num_tokens: Tensor, token_ids: Tensor, params: SlotParams
     ) -> None:

@@ -18,6 +18,7 @@ from octavo.kernels import launch
 from octavo.kernels.step import StepBuffers
 from octavo.models.decoder import Decoder
 from octavo.ops.base import Batch
+from octavo.worker.capture import captured
 from octavo.worker.device_inputs import DeviceInputs
 from octavo.worker.slot_state import AttentionBounds, StepInputs
 
@@ -106,7 +107,8 @@ class StepGraphs:
         most_rows = max(size.rows for size in sizes)
         # One for all graphs: the logits of a step are read before the next one begins.
         vocab_size, dtype = decoder.spec.vocab_size, decoder.ops.dtype
-        self._logits = torch.empty(most_rows, vocab_size, dtype=dtype, device=words.device)
+        self.logits = torch.empty(most_rows, vocab_size, dtype=dtype, device=words.device)
+        """`[R, V]` of every step's rows, padding included, until the next step."""
         if words.is_cuda:
             self._compile(sizes)
         # The largest first: the others fit into its memory.
@@ -138,7 +140,7 @@ class StepGraphs:
         if chosen is None:
             return None
         chosen.replay()
-        return self._inputs.step(plan, chosen.buffers, chosen.batch), self._logits[:rows]
+        return self._inputs.step(plan, chosen.buffers, chosen.batch), self.logits[:rows]
 
     def _compile(self, sizes: Sequence[Size]) -> None:
         """Compiles the kernels of all sizes side by side; none of them runs, so inputs are what they were."""
@@ -153,11 +155,7 @@ class StepGraphs:
         buffers, batch = self._forward(size)
         if pool is None:  # under Triton's interpreter: the same padded step without a graph
             return _Captured(size, buffers, batch, lambda: self._forward(size))
-        graph = torch.cuda.CUDAGraph()
-        # What other threads of the process do on their streams must not spoil a capture.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            buffers, batch = self._forward(size)
-        return _Captured(size, buffers, batch, graph.replay)
+        return _Captured(size, buffers, batch, captured(lambda: self._forward(size), pool).replay)
 
     def _forward(self, size: Size) -> tuple[StepBuffers, Batch]:
         state = self._inputs.state
@@ -173,5 +171,5 @@ class StepGraphs:
         batch = self._inputs.batch(buffers, bounds, None if size.is_decode else buffers.logits_indices)
         batch.attention.may_share_keys = size.shares_keys
         hidden = self._decoder.forward_hidden(batch, self._kv_cache)
-        self._decoder.logits(hidden, self._logits[: size.rows])
+        self._decoder.logits(hidden, self.logits[: size.rows])
         return buffers, batch

@@ -17,6 +17,7 @@ from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
 if TYPE_CHECKING:  # kernels are imported on a GPU alone
     from octavo.worker.device_inputs import DeviceInputs
+    from octavo.worker.draws import StepDraws
     from octavo.worker.graphs import Size, StepGraphs
 
 
@@ -57,6 +58,7 @@ class RunningStep:
         self._max_seq_len = plan.header("max_seq_len")
         # Copies on their way to the host: read when the step's event has passed.
         self._drawn: SamplerOutput | None = None
+        self._results: torch.Tensor | None = None
         self._prompt_scores: list[tuple[PromptLogprobRow, Logprobs]] = []
         self._done: torch.cuda.Event | None = None
 
@@ -66,7 +68,12 @@ class RunningStep:
         self.sampled = True
         runner, inputs = self._runner, self._inputs
         count = len(inputs.host_rows)
-        if inputs.is_due.any():
+        draws = runner.draws
+        if not inputs.is_due.any():
+            pass
+        elif draws is not None and self._logits is not None and draws.can_draw(self._flags):
+            self._results = draws.run(count)
+        else:
             rows = SampleRows(
                 slots=inputs.slots,
                 host_slots=self._slots,
@@ -102,7 +109,11 @@ class RunningStep:
         tokens = np.zeros((self._num_rows, 1), dtype=np.int32)
         num_sampled = np.zeros(self._num_rows, dtype=np.int32)
         result = StepResult(tokens, num_sampled)
-        if self._drawn is not None:
+        if self._results is not None:
+            assert self._runner.draws is not None, "it has drawn"
+            tokens[:, 0], drawn = self._runner.draws.read(self._results, self._num_rows)
+            np.copyto(num_sampled, drawn, where=self._inputs.is_due)
+        elif self._drawn is not None:
             rows = self._inputs.host_rows
             tokens[rows] = self._drawn.token_ids.numpy()
             num_sampled[rows] = np.where(self._inputs.is_due, self._drawn.num_sampled.numpy(), 0)
@@ -151,7 +162,9 @@ class ModelRunner:
         self.inputs: Inputs = device_inputs or state
         self.kv_cache: Sequence[torch.Tensor] = decoder.allocate_kv_cache(num_blocks, state.block_size)
         self._device_inputs = device_inputs
-        self._capture: Callable[[], StepGraphs] | None = None
+        self.draws: StepDraws | None = None
+        """Of captured steps, if the sampler's kernels can be captured."""
+        self._capture: Callable[[], None] | None = None
         self._graphs: StepGraphs | None = None
         self._shared: SharedPrefix | None = None
 
@@ -166,17 +179,24 @@ class ModelRunner:
         self, plan: StepPlan, sizes: Sequence[Size], progress: Callable[[Sequence[Size]], Iterable[Size]] = iter
     ) -> None:
         """Makes the graphs of steps; see `StepGraphs`. `plan` is one without rows."""
+        from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
+        from octavo.worker.draws import StepDraws  # noqa: PLC0415
         from octavo.worker.graphs import StepGraphs  # noqa: PLC0415
 
         inputs = self._device_inputs
         assert inputs is not None, "graphs read what kernels derive"
 
-        def capture() -> StepGraphs:
+        def capture() -> None:
+            # Their memory goes before that of the new ones comes.
+            self._graphs = self.draws = None
             words = self.state.upload(plan)
-            return StepGraphs(self.decoder, self.kv_cache, inputs, plan, words, sizes, progress)
+            self._graphs = StepGraphs(self.decoder, self.kv_cache, inputs, plan, words, sizes, progress)
+            if isinstance(self.sampler, DeviceSampler):
+                rows = sorted({size.rows for size in sizes})
+                self.draws = StepDraws(self.sampler, inputs, inputs.layout(plan), self._graphs.logits, rows)
 
         self._capture = capture
-        self._graphs = capture()
+        capture()
         if any(size.shares_keys for size in sizes):
             self._shared = SharedPrefix(self.state.max_num_seqs, self.state.block_size)
 
@@ -185,9 +205,7 @@ class ModelRunner:
         """Takes another decoder of the same shape; its graphs are made anew."""
         self.decoder = decoder
         if self._capture is not None:
-            # Their memory goes before that of the new ones comes.
-            self._graphs = None
-            self._graphs = self._capture()
+            self._capture()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> RunningStep:
