@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-engine bench-gpu test-gpu clean
+.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-engine bench-gpu test-gpu sanitize-gpu clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,8 +53,11 @@ test-long: build  ## soak, fuzz, statistics: the long forms of the proofs
 	OCTAVO_FUZZ_SECONDS=600 cargo test -q --release -p octavo-text --test fuzz
 	$(BIN)/pytest -q -m "slow and not gpu"
 
-test-gpu: build  ## the tests that need a CUDA device
+test-gpu: build  ## the tests that use a CUDA device
 	$(BIN)/pytest -q -m gpu
+
+sanitize-gpu: build  ## a test of each kernel under NVIDIA's compute-sanitizer
+	PYTHON=$(BIN)/python tests/kernels/sanitize.sh
 
 bench: bench-core bench-text bench-front bench-engine  ## every measured table of docs/ that needs no GPU
 

@@ -49,30 +49,10 @@ def _rounds(plan, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def _number(k):
-    """The program's item `k` among those of all programs."""
-    programs = gl.num_programs(0)
-    return k * programs + gl.where(k % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
-
-
-@gluon.jit
-def _next(k, section, rounds, HEADS: gl.constexpr, SECTIONS: gl.constexpr):
-    """The program's item to do after item `k`: all of a section of the heads, then those of the next."""
-    k += 1
-    if SECTIONS > 1:
-        section += (k == rounds).to(gl.int32)
-        k = gl.where(k == rounds, 0, k)
-        while _number(k) % HEADS // (HEADS // SECTIONS) != section:
-            k += 1
-            section += (k == rounds).to(gl.int32)
-            k = gl.where(k == rounds, 0, k)
-    return k, section
-
-
-@gluon.jit
 def _item(plan, k, HEADS: gl.constexpr):
     """Row, first token, queries, first position and head of the program's item `k`."""
-    item = _number(k)
+    programs = gl.num_programs(0)
+    item = k * programs + gl.where(k % 2 == 1, programs - 1 - gl.program_id(0), gl.program_id(0))
     entry = plan + 4 + item // HEADS * 4
     return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2), gl.load(entry + 3), item % HEADS
 
@@ -103,7 +83,7 @@ def _copy_keys(kv_desc, shared, full, table, column, last_column, source, BN: gl
 def _producer(
     q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
     group, kv_rows, table_stride,
-    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    HEADS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, WINDOW: gl.constexpr, Q_BUFFERS: gl.constexpr,
 ):  # fmt: skip
     """Loads an item's first keys, its queries, then keys and values tile by tile as their places become free."""
@@ -111,10 +91,7 @@ def _producer(
     BLOCKS: gl.constexpr = BN // BLOCK
     QUERIES: gl.constexpr = BM // PACK
     fill = 0
-    k, section = -1, 0
-    rounds = _rounds(plan, HEADS)
-    for turn in range(rounds):
-        k, section = _next(k, section, rounds, HEADS, SECTIONS)
+    for k in range(_rounds(plan, HEADS)):
         row, token, queries, position, head = _item(plan, k, HEADS)
         first, top = _span(queries, position, BN, WINDOW)
         last_column = (position + queries - 1) // BLOCK
@@ -130,8 +107,8 @@ def _producer(
             )
             if i == 0:
                 for consumer in gl.static_range(CONSUMERS):
-                    place = turn % Q_BUFFERS * CONSUMERS + consumer
-                    mbarrier.wait(q_free.index(place), ((turn // Q_BUFFERS) & 1) ^ 1)
+                    place = k % Q_BUFFERS * CONSUMERS + consumer
+                    mbarrier.wait(q_free.index(place), ((k // Q_BUFFERS) & 1) ^ 1)
                     mbarrier.expect(q_full.index(place), BM * D * 2)
                     tma.async_copy_global_to_shared(
                         q_desc, [token + consumer * QUERIES, head * PACK, 0], q_full.index(place), q_s.index(place)
@@ -352,27 +329,24 @@ def _consumer(
     which: gl.constexpr,
     out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
     q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    HEADS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     LSE: gl.constexpr, SINKS: gl.constexpr, Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """The queries from `which * BM // PACK` on, `BM // PACK` of them, of each of the program's tiles."""
     QUERIES: gl.constexpr = BM // PACK
     fill = 0
-    k, section = -1, 0
-    rounds = _rounds(plan, HEADS)
-    for turn in range(rounds):
-        k, section = _next(k, section, rounds, HEADS, SECTIONS)
+    for k in range(_rounds(plan, HEADS)):
         _, token, queries, position, head = _item(plan, k, HEADS)
         first, top = _span(queries, position, BN, WINDOW)
-        place = turn % Q_BUFFERS * CONSUMERS + which
+        place = k % Q_BUFFERS * CONSUMERS + which
         q_tile = q_s.index(place)
         if OUT_IN_Q:
             staged = q_tile
         else:
             staged = out_s.index(which)
         mine = queries - which * QUERIES
-        mbarrier.wait(q_full.index(place), (turn // Q_BUFFERS) & 1)
+        mbarrier.wait(q_full.index(place), (k // Q_BUFFERS) & 1)
         if mine > 0:
             _attend(
                 which, q_tile.reshape([BM, D]), staged, k_s, v_s, q_free.index(place), k_full, k_free, v_full, v_free, turns,
@@ -391,12 +365,12 @@ def _consumer(
 @gluon.jit(do_not_specialize=["group", "table_stride"])
 def _kernel(
     q_desc, kv_desc, out_desc, out, lse, sinks, table, plan, group, kv_rows, table_stride, out_stride, scale, softcap,
-    HEADS: gl.constexpr, SECTIONS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, DIM: gl.constexpr,
-    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, LSE: gl.constexpr, SINKS: gl.constexpr,
-    Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr, PDL: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    HEADS: gl.constexpr, PACK: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, DIM: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    LSE: gl.constexpr, SINKS: gl.constexpr, Q_BUFFERS: gl.constexpr, PING_PONG: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    PDL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Items `_item(plan, k, HEADS)` for all `k` below `_rounds(plan, HEADS)`, in the order of `_next`."""
+    """Items `_item(plan, k, HEADS)` for all `k` below `_rounds(plan, HEADS)`."""
     D: gl.constexpr = kv_desc.block_shape[1]
     dtype: gl.constexpr = kv_desc.dtype
     q_s = gl.allocate_shared_memory(dtype, [Q_BUFFERS * CONSUMERS, BM // PACK, PACK, D], q_desc.layout)
@@ -435,23 +409,23 @@ def _kernel(
                 0,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
                 q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
                 q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 2,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
                 q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
                 q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
-                group, kv_rows, table_stride, HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
+                group, kv_rows, table_stride, HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
             )),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
@@ -460,17 +434,17 @@ def _kernel(
                 0,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
                 q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_consumer, (
                 1,
                 out_desc, out, lse, sinks, plan, q_s, out_s, k_s, v_s,
                 q_full, q_free, k_full, k_free, v_full, v_free, turns, out_stride, scale, softcap,
-                HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
+                HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, DIM, WINDOW, SOFTCAP, LSE, SINKS, Q_BUFFERS, PING_PONG, OUT_IN_Q,
             )),
             (_producer, (
                 q_desc, kv_desc, table, plan, q_s, k_s, v_s, q_full, q_free, k_full, k_free, v_full, v_free,
-                group, kv_rows, table_stride, HEADS, SECTIONS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
+                group, kv_rows, table_stride, HEADS, PACK, STAGES, CONSUMERS, BM, BN, D, WINDOW, Q_BUFFERS,
             )),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
@@ -500,7 +474,7 @@ class HopperTiles:
     @property
     def registers(self) -> tuple[int, int]:
         """Of each thread of a multiplying and of the copying warp group; a multiprocessor has 65,536."""
-        return (240, 24) if self.groups == 2 else (160, 32)
+        return (240, 32) if self.groups == 2 else (160, 32)
 
 
 def tiles_for(dim: int) -> HopperTiles:
@@ -522,19 +496,14 @@ def supports(q: Tensor, block_size: int) -> bool:
     )
 
 
-def _packed(group: int) -> int:
-    """How many of the query heads of a key head's group share a tile: the group's queries, side by side, if they fill it."""
-    return group if _GROUP_QUERIES % group == 0 else 1
+def tile_queries(heads: int, kv_heads: int, dim: int, *, few: bool = False, tiles: HopperTiles | None = None) -> int:
+    """Queries of a tile of the plan.
 
-
-def tile_queries(heads: int, kv_heads: int, dim: int, tiles: HopperTiles | None = None) -> int:
-    """Queries of a tile of the plan: the fewer, the more heads share a tile."""
-    return (tiles or tiles_for(dim)).rows // _packed(heads // kv_heads)
-
-
-def _sections(kv_heads: int) -> int:
-    """In how many parts the heads are done one after the other, so that their keys and values stay in the L2 cache meanwhile."""
-    return min(8, kv_heads // 2) if kv_heads % 2 == 0 and kv_heads & (kv_heads - 1) == 0 else 1
+    With `few`, for rows of fewer queries than a tile has rows, the heads that read the same keys share a tile: it then has so many
+    times fewer queries, and the products are the same. For long rows that is slower.
+    """
+    group, rows = heads // kv_heads, (tiles or tiles_for(dim)).rows
+    return rows // group if few and _GROUP_QUERIES % group == 0 else rows
 
 
 def _descriptor(tensor: Tensor, shape: list[int], box: list[int]) -> TensorDescriptor:
@@ -565,7 +534,8 @@ def prefill_attention(
     """`attention.prefill_attention` where `supports` says so; all values in the cache must be finite, and `scale` positive.
 
     Args:
-        plan: `prefill_plan` of the same rows and `min_query_len` with tiles of `tile_queries`; made here if there is none.
+        plan: `prefill_plan` of the same rows and `min_query_len` with tiles of `tile_queries`, `few` or not; made here if there is
+            none.
         tiles: the cut, instead of `tiles_for(d)`.
 
     Raises:
@@ -573,11 +543,12 @@ def prefill_attention(
     """
     (_, heads, dim), (_, _, kv_heads, block, _) = q.shape, kv_cache.shape
     tiles = tiles or tiles_for(dim)
-    queries, pack = tile_queries(heads, kv_heads, dim, tiles), _packed(heads // kv_heads)
     if plan is None:
-        plan = prefill_plan(query_start_loc, seq_lens, num_tokens, tile=queries, min_query_len=min_query_len)
-    if plan.tile != queries:
-        raise ValueError(f"plan.tile = {plan.tile}: {tiles} needs {queries}")
+        plan = prefill_plan(query_start_loc, seq_lens, num_tokens, tile=tiles.rows, min_query_len=min_query_len)
+    fitting = {tile_queries(heads, kv_heads, dim, few=few, tiles=tiles) for few in (False, True)}
+    if plan.tile not in fitting:
+        raise ValueError(f"plan.tile = {plan.tile}: {tiles} needs {' or '.join(map(str, sorted(fitting)))}")
+    pack = tiles.rows // plan.tile
     width = max(64, triton.next_power_of_2(dim))
     programs = min(launch.multiprocessors(q.device), (plan.entries.shape[0] - 1) * heads // pack)
     dependent = launch.dependent_launch(q.device)
@@ -587,7 +558,7 @@ def prefill_attention(
         _descriptor(out, [-1, heads, dim], box), out,
         out if lse is None else lse, out if sinks is None else sinks, block_table, plan.entries,
         heads // kv_heads, kv_heads * block, block_table.stride(0), heads * dim, scale, softcap or 1.0,
-        heads // pack, _sections(kv_heads), pack, tiles.stages, tiles.groups, _GROUP_QUERIES, tiles.keys, dim, window or 0,
+        heads // pack, pack, tiles.stages, tiles.groups, _GROUP_QUERIES, tiles.keys, dim, window or 0,
         softcap is not None, lse is not None, sinks is not None, tiles.q_buffers, tiles.ping_pong, tiles.out_in_q, dependent,
         *tiles.registers, num_warps=4, **launch.launch_options(dependent),
     )  # fmt: skip

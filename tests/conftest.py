@@ -47,3 +47,16 @@ def smollm2_path() -> Path:
 def golden() -> dict[str, Any]:
     """Outputs of transformers, llama.cpp and vLLM on SmolLM2-135M."""
     return json.loads((Path(__file__).parent / "golden" / "smollm2-135m.json").read_text())
+
+
+# Also what runs without a GPU, in the interpreter or on the CPU, and takes the GPU where there is one.
+_ON_DEVICE = ("tests/kernels/", "tests/unit/ops/", "tests/unit/models/test_family_")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is a GPU, every test that runs on it is one of `make test-gpu`."""
+    if not torch.cuda.is_available():
+        return
+    for item in items:
+        if any(part in item.path.as_posix() for part in _ON_DEVICE):
+            item.add_marker(pytest.mark.gpu)

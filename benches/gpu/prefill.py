@@ -25,7 +25,7 @@ from triton.testing import do_bench
 
 from benches.gpu.rows import Row, number, show
 from octavo.kernels import attention, hopper, launch
-from octavo.kernels.hopper import HopperTiles, tile_queries, tiles_for
+from octavo.kernels.hopper import HopperTiles, tiles_for
 from octavo.kernels.prefill_plan import PrefillPlan, prefill_plan
 
 HEADS, KV_HEADS, BLOCK = 32, 8, 16
@@ -81,7 +81,7 @@ class Case:
         self.work = 4 * rows * HEADS * pairs * dim / 1e9
 
     def plan(self, tiles: HopperTiles) -> PrefillPlan:
-        return prefill_plan(self.starts, self.lengths, len(self.q), tile=tile_queries(HEADS, KV_HEADS, self.dim, tiles))
+        return prefill_plan(self.starts, self.lengths, len(self.q), tile=tiles.rows)
 
     def ours(self, tiles: HopperTiles, plan: PrefillPlan | None) -> None:
         hopper.prefill_attention(*self.arguments(), **self.limits, tiles=tiles, plan=plan)

@@ -1,6 +1,6 @@
 """Compiles the Gluon prefill kernel for sm_90 as its launcher would; prints registers, stack and shared memory.
 
-python tests/kernels/compile_prefill.py FOLDER DIM,WINDOW,SOFTCAP[,FIELD=VALUE of HopperTiles] ...
+python tests/kernels/compile_prefill.py FOLDER DIM,WINDOW,SOFTCAP[,FIELD=VALUE of HopperTiles, extras or pack] ...
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from usage import usage
 
 from octavo.kernels import hopper
 
-PACK = 4
-
 
 def descriptor(*box: int) -> str:
     layout = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16)
@@ -28,19 +26,19 @@ def descriptor(*box: int) -> str:
     return mangle_type(TensorDescriptor.from_tensor(tensor, list(box), layout))
 
 
-def compiled(dim: int, window: int, softcap: bool, tiles: hopper.HopperTiles, extras: bool = False):
-    """With log-sum-exps and sinks if `extras`."""
+def compiled(dim: int, window: int, softcap: bool, tiles: hopper.HopperTiles, extras: bool, pack: int):
+    """With log-sum-exps and sinks if `extras`; `pack` heads share a tile."""
     width = max(64, triton.next_power_of_2(dim))
     consumer_registers, producer_registers = tiles.registers
     constants = {
-        "HEADS": 32 // PACK, "SECTIONS": 4, "PACK": PACK,
+        "HEADS": 32 // pack, "PACK": pack,
         "STAGES": tiles.stages, "CONSUMERS": tiles.groups, "BM": 64, "BN": tiles.keys, "DIM": dim, "WINDOW": window,
         "SOFTCAP": softcap, "LSE": extras, "SINKS": extras, "Q_BUFFERS": tiles.q_buffers, "PING_PONG": tiles.ping_pong,
         "OUT_IN_Q": tiles.out_in_q, "PDL": True,
         "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
     }  # fmt: skip
     names = hopper._kernel.arg_names
-    box = descriptor(64 // PACK, PACK, width)
+    box = descriptor(64 // pack, pack, width)
     types = {"q_desc": box, "out_desc": box, "kv_desc": descriptor(16, width)}
     types |= {"out": "*bf16", "lse": "*fp32", "sinks": "*bf16", "table": "*i32", "plan": "*i32"}
     types |= {"scale": "fp32", "softcap": "fp32"}
@@ -59,9 +57,9 @@ def main() -> None:
     for argument in sys.argv[2:]:
         dim, window, softcap, *changes = argument.split(",")
         fields = {name: int(value) for name, value in (change.split("=") for change in changes)}
-        extras = bool(fields.pop("extras", 0))
+        extras, pack = bool(fields.pop("extras", 0)), fields.pop("pack", 1)
         tiles = dataclasses.replace(hopper.tiles_for(int(dim)), **fields)
-        kernel = compiled(int(dim), int(window), bool(int(softcap)), tiles, extras)
+        kernel = compiled(int(dim), int(window), bool(int(softcap)), tiles, extras, pack)
         print(f"case={argument} {usage(kernel, sys.argv[1])}", flush=True)
 
 

@@ -29,6 +29,8 @@ except ImportError:  # another release of Triton, whose Gluon differs
     hopper = None  # type: ignore[assignment]
 
 _MAX_DECODE_QUERIES = 16
+# Longer rows fill a prefill tile of one head.
+_FEW_QUERIES = 64
 # Between what is fast for one query and for thousands.
 _DETERMINISTIC_QUERIES = 64
 # Of an expert: the cut for so many serves all.
@@ -46,6 +48,8 @@ class AttentionStep:
     num_decode_rows: int | None
     """None: all rows of at most `max_decode_query_len` queries, which the kernels see for themselves."""
     max_decode_query_len: int
+    few_queries: bool
+    """Whether the rows, or most of those of a captured step, have few queries each."""
     deterministic: bool
     """Whether a token's result must not depend on the step's other tokens: then one kernel does all rows."""
     cascade: bool
@@ -102,7 +106,7 @@ class AttentionStep:
         if hopper is None or not hopper.supports(q, kv_cache.shape[3]):
             attention_kernels.prefill_attention(q, kv_cache, table, starts, lengths, out, num_tokens, **limits)
             return
-        tile = hopper.tile_queries(q.shape[1], kv_cache.shape[2], q.shape[2])
+        tile = hopper.tile_queries(q.shape[1], kv_cache.shape[2], q.shape[2], few=self.few_queries)
         if tile not in self.prefill_plans:
             self.prefill_plans[tile] = prefill_plan(starts, lengths, num_tokens, tile=tile, min_query_len=min_query_len)
         plan = self.prefill_plans[tile]
@@ -184,6 +188,7 @@ class CudaOps(DenseOps):
                 seq_lens=seq_lens,
                 num_decode_rows=decode_rows,
                 max_decode_query_len=longest,
+                few_queries=decode_rows is None or metadata.max_query_len <= _FEW_QUERIES,
                 deterministic=self._deterministic,
                 cascade=cascade,
             )

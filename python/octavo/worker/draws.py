@@ -6,6 +6,7 @@ The launches of the sampling kernels would cost the host more than all else of a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,17 @@ from octavo.worker.device_inputs import DeviceInputs
 _SPECIAL: Final = RowFlag.GRAMMAR | RowFlag.LOGPROBS | RowFlag.PENALTIES | RowFlag.BIAS
 _TOKEN_BYTES: Final = 8
 _ROW_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class HostResults:
+    """Memory that the device copies a draw's results to."""
+
+    memory: Tensor
+    """Bytes, pinned."""
+    tokens: npt.NDArray[np.int64]
+    """`[R]`, a part of it; so is the next."""
+    num_sampled: npt.NDArray[np.int32]
 
 
 class StepDraws:
@@ -43,14 +55,14 @@ class StepDraws:
         # Tokens and counts side by side: one copy brings both to the host.
         self._results = torch.empty(_ROW_BYTES * self._most, dtype=torch.uint8, device=logits.device)
         self._tokens, self._num_sampled = _parts(self._results, self._most)
-        self._on_host: list[Tensor] = []
+        self._on_host: list[HostResults] = []
         self._graphs = [(size, self._graph(size)) for size in sorted(sizes)]
 
     def can_draw(self, flags: npt.NDArray[np.int32]) -> bool:
         """Whether rows of such flags `[n]` have a graph."""
         return len(flags) <= self._most and not (flags & _SPECIAL).any()
 
-    def run(self, rows: int) -> Tensor:
+    def run(self, rows: int) -> HostResults:
         """Enqueues the draw for the first `rows` rows of the step's logits.
 
         Returns:
@@ -58,17 +70,19 @@ class StepDraws:
         """
         self._inputs.state.params.tables()
         next(draw for size, draw in self._graphs if size >= rows)()
-        if self._on_host:
-            results = self._on_host.pop()
-        else:
-            results = torch.empty(self._results.shape, dtype=torch.uint8, pin_memory=self._results.is_cuda)
-        return results.copy_(self._results, non_blocking=True)
+        results = self._on_host.pop() if self._on_host else self._new_results()
+        results.memory.copy_(self._results, non_blocking=True)
+        return results
 
-    def read(self, results: Tensor, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def read(self, results: HostResults, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Tokens and numbers of tokens `[rows]`, copies; the results' memory is used again."""
-        tokens, num_sampled = (part[:rows].numpy().copy() for part in _parts(results, self._most))
         self._on_host.append(results)
-        return tokens, num_sampled
+        return results.tokens[:rows].copy(), results.num_sampled[:rows].copy()
+
+    def _new_results(self) -> HostResults:
+        memory = torch.empty(self._results.shape, dtype=torch.uint8, pin_memory=self._results.is_cuda)
+        tokens, num_sampled = _parts(memory, self._most)
+        return HostResults(memory, tokens.numpy(), num_sampled.numpy())
 
     def _graph(self, size: int) -> Callable[[], object]:
         def draw() -> None:

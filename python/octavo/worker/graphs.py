@@ -149,6 +149,9 @@ class StepGraphs:
         with launch.compiling_ahead(len(os.sched_getaffinity(0))):
             for size in sizes:
                 self._forward(size)
+                if not size.is_decode:
+                    # What a longer step, which no graph holds, launches for its long rows.
+                    self._forward(size, num_decode_rows=0)
 
     def _capture(self, size: Size, pool: Any) -> _Captured:
         # Once outside the capture: libraries make their workspaces then.
@@ -157,7 +160,7 @@ class StepGraphs:
             return _Captured(size, buffers, batch, lambda: self._forward(size))
         return _Captured(size, buffers, batch, captured(lambda: self._forward(size), pool).replay)
 
-    def _forward(self, size: Size) -> tuple[StepBuffers, Batch]:
+    def _forward(self, size: Size, num_decode_rows: int | None = None) -> tuple[StepBuffers, Batch]:
         state = self._inputs.state
         buffers = self._inputs.derive(self._layout, self._words, size.rows, size.tokens)
         bounds: AttentionBounds = {
@@ -165,7 +168,7 @@ class StepGraphs:
             "block_size": state.block_size,
             "max_query_len": 1 if size.is_decode else size.tokens,
             "max_seq_len": state.max_model_len,
-            "num_decode_rows": size.rows if size.is_decode else None,
+            "num_decode_rows": size.rows if size.is_decode else num_decode_rows,
             "max_decode_query_len": 1,
         }
         batch = self._inputs.batch(buffers, bounds, None if size.is_decode else buffers.logits_indices)

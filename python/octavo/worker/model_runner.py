@@ -17,7 +17,7 @@ from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
 if TYPE_CHECKING:  # kernels are imported on a GPU alone
     from octavo.worker.device_inputs import DeviceInputs
-    from octavo.worker.draws import StepDraws
+    from octavo.worker.draws import HostResults, StepDraws
     from octavo.worker.graphs import Size, StepGraphs
 
 
@@ -58,7 +58,7 @@ class RunningStep:
         self._max_seq_len = plan.header("max_seq_len")
         # Copies on their way to the host: read when the step's event has passed.
         self._drawn: SamplerOutput | None = None
-        self._results: torch.Tensor | None = None
+        self._results: HostResults | None = None
         self._prompt_scores: list[tuple[PromptLogprobRow, Logprobs]] = []
         self._done: torch.cuda.Event | None = None
 
