@@ -2,8 +2,8 @@
 //!
 //! Whoever would compute a block that a running prefill computes next is held back until the tree has it, and others go meanwhile.
 //!
-//! Everything is O(log waiting); only the first [`WINDOW`] requests of one tenant are ever looked at together, and not many more than
-//! [`MAX_PASSED`] that are held back.
+//! Everything is O(log waiting); only the first [`WINDOW`] requests of one tenant are ever looked at together, and fewer than
+//! [`MAX_PASSED`] + [`WINDOW`] that are held back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -17,7 +17,7 @@ const WINDOW: usize = 64;
 /// How often later requests may be taken before one.
 pub(crate) const MAX_BYPASSED: u32 = 16;
 /// Held ones after which no further tenant or class is looked at: a bound for the time of one choice.
-const MAX_PASSED: usize = 256;
+const MAX_PASSED: usize = 2 * WINDOW;
 
 /// Sequences that wait for admission.
 #[derive(Debug, Default)]

@@ -21,7 +21,8 @@ fn burst(common: u32, budget: u32, max_in_flight: u32) -> Vec<u32> {
     let mut core = Core::new(CoreConfig {
         num_blocks: 2000,
         max_num_batched_tokens: budget,
-        max_model_len: common + 64,
+        max_num_seqs: 256,
+        max_model_len: 16_384,
         max_in_flight,
         ..CoreConfig::default()
     })
@@ -117,6 +118,16 @@ fn who_begins_like_a_running_prefill_waits_for_it_and_then_computes_only_its_own
 }
 
 #[test]
+fn a_step_with_room_takes_those_who_waited_for_it_as_well() {
+    let mut engine = Engine::new(config());
+    for id in 1..=2 {
+        engine.add(alike(id, 56));
+    }
+    assert_eq!(engine.step(), [59, 3]);
+    engine.run();
+}
+
+#[test]
 fn choices_wait_for_another_request_as_well() {
     let mut engine = Engine::new(CoreConfig {
         num_blocks: 200,
@@ -205,6 +216,17 @@ fn nobody_waits_for_what_it_cannot_take() {
         },
         ..alike(2, 180)
     };
+    // Request 1 gets 48 tokens first, to position 112. What it computes next is request 2's last block, which is not looked up.
+    let mut engine = engine_in_a_long_prefill(config());
+    engine.add(request(2, &prompt(1, 116), 2));
+    assert_eq!(engine.step(), [60, 4]);
+    engine.run();
+    // Or the two part there.
+    let mut engine = engine_in_a_long_prefill(config());
+    let tokens: Vec<u32> = prompt(1, 112).into_iter().chain(900..908).collect();
+    engine.add(request(2, &tokens, 2));
+    assert_eq!(engine.step(), [56, 8]);
+    engine.run();
     for other in [with_prompt_logprobs, of_another_namespace] {
         let mut engine = engine_in_a_long_prefill(config());
         engine.add(other);
@@ -244,6 +266,69 @@ fn if_the_one_that_computes_is_aborted_the_next_goes_on_where_it_was() {
     engine.run();
     assert_eq!(engine.told(2).num_cached_tokens, 64);
     assert_eq!(engine.told(3).num_cached_tokens, 180);
+}
+
+#[test]
+fn one_that_is_to_be_admitted_next_and_becomes_held_back_lets_others_go() {
+    let mut engine = Engine::new(CoreConfig {
+        num_blocks: 60,
+        max_num_batched_tokens: 16,
+        ..config()
+    });
+    engine.add(request(1, &prompt(9, 100), 80));
+    engine.add(AddRequest {
+        priority: 1,
+        ..alike(2, 160)
+    });
+    while !engine.has_told(1) {
+        engine.step();
+    }
+    assert_eq!(engine.step(), [1], "request 2 has no room");
+    engine.add(alike(3, 60));
+    engine.add(AddRequest {
+        priority: 1,
+        ..request(4, &prompt(8, 3), 1)
+    });
+    assert_eq!(engine.step(), [1, 12, 3]);
+    assert!(engine.has_told(4));
+    engine.run();
+}
+
+#[test]
+fn a_preempted_one_waits_as_well_but_nobody_passes_it() {
+    let mut engine = Engine::new(CoreConfig {
+        num_blocks: 29,
+        max_num_batched_tokens: 16,
+        ..config()
+    });
+    // Takes all blocks but one in the end, so that nothing of the others stays cached for long.
+    engine.add(AddRequest {
+        priority: -1,
+        ..request(1, &prompt(9, 60), 45)
+    });
+    while !engine.has_told(1) {
+        engine.step();
+    }
+    for id in 2..=3 {
+        engine.add(AddRequest {
+            params: params(30),
+            ..alike(id, 40)
+        });
+    }
+    while engine.core.stats().preemptions < 2 {
+        engine.step();
+    }
+    engine.add(request(4, &prompt(5, 3), 1));
+    while !engine.finished.contains(&(1, 0)) {
+        engine.step();
+    }
+    let mut steps = Vec::new();
+    while !engine.has_told(4) {
+        steps.push(engine.step());
+    }
+    let wanted: [&[usize]; 3] = [&[16], &[16], &[5, 5, 3]];
+    assert_eq!(steps, wanted);
+    engine.run();
 }
 
 #[test]
@@ -384,7 +469,7 @@ proptest! {
         let num_requests = ops.iter().filter(|op| matches!(op, Op::Add(_))).count();
         let mut engine = Engine::new(CoreConfig {
             block_size,
-            num_blocks: 1 + num_requests as u32 * 80u32.div_ceil(block_size),
+            num_blocks: 2 + num_requests as u32 * 80u32.div_ceil(block_size),
             max_num_seqs,
             max_num_batched_tokens,
             max_model_len: 80,
