@@ -6,7 +6,7 @@ use crate::config::blocks_touched;
 use crate::ids::{BlockId, RequestId, Slot};
 use crate::params::SamplingParams;
 use crate::plan::{self, FULL_GROUP};
-use crate::queue::match_prefix;
+use crate::queue::{View, match_prefix};
 use crate::request::{self, AddError, AddRequest, Phase, SeqKey, Sequence};
 use crate::scheduler::{Budget, Core};
 use crate::window::WindowTable;
@@ -216,13 +216,17 @@ impl Core {
         self.num_draining == 0 && self.queue.len() > 0 && !self.free_slots.is_empty()
     }
 
-    /// Admits from the queue, in its order, until something is short: budget, slots, blocks or words of the plan.
+    /// Admits from the queue, in its order, until something is short: budget, slots, blocks, words of the plan, or sequences that are not held back.
     pub(crate) fn admit(&mut self, budget: &mut Budget) {
         while budget.left > 0 && self.may_admit() {
-            let Some(key) = self
-                .queue
-                .select(&mut self.seqs, &mut self.tenants, &self.cache)
-            else {
+            let mut view = View {
+                seqs: &mut self.seqs,
+                tenants: &mut self.tenants,
+                cache: &self.cache,
+                prefills: &self.draft.unfinished,
+                free_slots: self.free_slots.len(),
+            };
+            let Some(key) = self.queue.select(&mut view) else {
                 break;
             };
             let Some(admission) = self.plan_admission(key, *budget) else {

@@ -15,6 +15,11 @@ pub const HEADER_WORDS: usize = 32;
 pub const SLOT_INIT_HEADER_WORDS: usize = 23;
 /// Words of a block write: group, slot, column, block id.
 pub const BLOCK_WRITE_WORDS: usize = 4;
+/// Block writes of a group that a plan has room for, if all slots together need no fewer: 64 sequences of 16,384 tokens admitted at once
+/// take as many. 1 MiB.
+const BATCH_BLOCK_WRITES: usize = 1 << 16;
+/// Known tokens that a plan has room for, if all slots together can have so many. 4 MiB.
+const BATCH_TOKENS: usize = 1 << 20;
 /// Index of the full group; those with windows follow.
 pub(crate) const FULL_GROUP: usize = 0;
 
@@ -133,18 +138,22 @@ impl Layout {
         let num_computed_tokens = take(&mut next, rows);
         let num_draft_tokens = take(&mut next, rows);
         let flags = take(&mut next, rows);
-        // One admission of any size always fits, and a batch of small ones beside it; in each window group, the window and the chunk.
-        let max_block_writes: usize = rows * (growth + 4)
-            + 2 * blocks_per_seq
+        // One admission of any size always fits, and a batch beside it: of small ones, or of as many as the limits say; in each window
+        // group, the window and the chunk.
+        let batch = |most: usize, limit: usize| (rows * most).min(limit).max(2 * most);
+        let block_writes =
+            |columns: usize| rows * (growth + 4) + batch(columns, BATCH_BLOCK_WRITES);
+        let max_block_writes: usize = block_writes(blocks_per_seq)
             + config
                 .windows()
                 .map(|window| {
                     let span = u64::from(window) + u64::from(config.max_num_batched_tokens);
                     let touched = blocks_touched(span, config.block_size) as usize;
-                    rows * (growth + 4) + 2 * blocks_per_seq.min(touched)
+                    block_writes(blocks_per_seq.min(touched))
                 })
                 .sum::<usize>();
-        let max_slot_init_words = SLOT_INIT_HEADER_WORDS + max_list_words + 2 * max_len + 64 * rows;
+        let max_slot_init_words =
+            SLOT_INIT_HEADER_WORDS + max_list_words + 64 * rows + batch(max_len, BATCH_TOKENS);
         let ragged_words = BLOCK_WRITE_WORDS * max_block_writes + rows + max_slot_init_words;
         Self {
             max_rows: rows,
@@ -188,6 +197,8 @@ pub(crate) struct PlanDraft {
     pub(crate) prefill_rows: Vec<Row>,
     /// Running sequences that have known tokens to compute.
     pub(crate) prefilling: Vec<SeqKey>,
+    /// Prompts that had a part computed by this step and a part left, when they got their row; none without the prefix cache.
+    pub(crate) unfinished: Vec<SeqKey>,
     /// Somebody waits for blocks: those that come after take none.
     pub(crate) is_short: bool,
     block_writes: Vec<i32>,
@@ -200,6 +211,7 @@ impl PlanDraft {
         self.decode_rows.clear();
         self.prefill_rows.clear();
         self.prefilling.clear();
+        self.unfinished.clear();
         self.is_short = false;
         self.block_writes.clear();
         self.slot_inits.clear();

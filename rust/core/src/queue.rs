@@ -1,9 +1,12 @@
 //! The waiting queue: priority, then fairness between tenants, then the longest cached prefix, with ageing.
 //!
-//! Everything is O(log waiting); only the first [`WINDOW`] requests of one tenant are ever looked at together.
+//! Whoever would compute a block that a running prefill computes next is held back until the tree has it, and others go meanwhile.
+//!
+//! Everything is O(log waiting); only the first [`WINDOW`] requests of one tenant are ever looked at together, and fewer than
+//! [`MAX_PASSED`] + [`WINDOW`] that are held back.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use crate::cache::KvCache;
 use crate::policy::Tenants;
@@ -13,6 +16,8 @@ use crate::request::{Arena, SeqKey, Sequence};
 const WINDOW: usize = 64;
 /// How often later requests may be taken before one.
 pub(crate) const MAX_BYPASSED: u32 = 16;
+/// Held ones after which no further tenant or class is looked at: a bound for the time of one choice.
+const MAX_PASSED: usize = 2 * WINDOW;
 
 /// Sequences that wait for admission.
 #[derive(Debug, Default)]
@@ -29,6 +34,8 @@ struct Class {
     resumed: BTreeMap<u64, SeqKey>,
     /// By tenant; no line is empty.
     lines: BTreeMap<u32, Line>,
+    /// Sequences in all lines, and preempted ones.
+    len: usize,
     /// (served tokens, tenant) of every line. Served tokens only grow, so a key that is out of date is too small and is renewed when
     /// it comes first.
     turns: BTreeSet<(u64, u32)>,
@@ -43,6 +50,16 @@ struct Line {
     by_arrival: BTreeMap<u64, SeqKey>,
 }
 
+/// What a choice depends on, besides the queue.
+pub(crate) struct View<'a> {
+    pub(crate) seqs: &'a mut Arena,
+    pub(crate) tenants: &'a mut Tenants,
+    pub(crate) cache: &'a KvCache,
+    /// Running sequences that may have known tokens left which no step computes yet; none without the prefix cache.
+    pub(crate) prefills: &'a [SeqKey],
+    pub(crate) free_slots: usize,
+}
+
 impl WaitingQueue {
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -52,6 +69,7 @@ impl WaitingQueue {
     pub(crate) fn push(&mut self, key: SeqKey, sequence: &Sequence, tenants: &mut Tenants) {
         let class = self.classes.entry(sequence.priority).or_default();
         self.len += 1;
+        class.len += 1;
         if sequence.is_resumed {
             class.resumed.insert(sequence.arrival, key);
             class.chosen = None;
@@ -76,6 +94,7 @@ impl WaitingQueue {
             .get_mut(&sequence.priority)
             .expect("a waiting sequence has its class");
         self.len -= 1;
+        class.len -= 1;
         if class.chosen == Some(key) {
             class.chosen = None;
         }
@@ -96,22 +115,27 @@ impl WaitingQueue {
         }
     }
 
-    /// The sequence to admit next; it stays in the queue.
-    pub(crate) fn select(
-        &mut self,
-        seqs: &mut Arena,
-        tenants: &mut Tenants,
-        cache: &KvCache,
-    ) -> Option<SeqKey> {
-        let class = self.classes.values_mut().next()?;
-        if let Some(&key) = class.resumed.values().next() {
-            return Some(key);
+    /// The sequence to admit next; it stays in the queue. None if all that were looked at are held back.
+    pub(crate) fn select(&mut self, view: &mut View<'_>) -> Option<SeqKey> {
+        let (mut passed, mut ahead) = (0, 0);
+        for class in self.classes.values_mut() {
+            // Less urgent ones do not take the slots that those held back will need in a moment.
+            if passed >= MAX_PASSED || ahead >= view.free_slots {
+                break;
+            }
+            if let Some(&key) = class.resumed.values().next() {
+                // Blocks were short, so nobody passes it.
+                return (!view.is_held_back(key)).then_some(key);
+            }
+            if class.chosen.is_none_or(|key| view.is_held_back(key)) {
+                class.chosen = class.choose(view, &mut passed);
+            }
+            if class.chosen.is_some() {
+                return class.chosen;
+            }
+            ahead += class.len;
         }
-        if class.chosen.is_none() {
-            let tenant = class.next_tenant(tenants)?;
-            class.chosen = class.lines[&tenant].choose(seqs, cache);
-        }
-        class.chosen
+        None
     }
 
     /// Takes out the sequence that is admitted, and notes whom it went before.
@@ -144,6 +168,13 @@ impl WaitingQueue {
         for (&priority, class) in &self.classes {
             if class.resumed.is_empty() && class.lines.is_empty() {
                 return Err(format!("the class of priority {priority} is empty"));
+            }
+            let in_lines: usize = class.lines.values().map(|line| line.by_arrival.len()).sum();
+            if class.resumed.len() + in_lines != class.len {
+                return Err(format!(
+                    "the class of priority {priority} counts {}",
+                    class.len
+                ));
             }
             let turns: BTreeSet<(u64, u32)> = class
                 .lines
@@ -186,16 +217,33 @@ impl WaitingQueue {
 }
 
 impl Class {
-    /// The tenant that was served least.
-    fn next_tenant(&mut self, tenants: &mut Tenants) -> Option<u32> {
+    /// The first tenant in turn with a sequence that is not held back; adds those held back before to `passed`.
+    fn choose(&mut self, view: &mut View<'_>, passed: &mut usize) -> Option<SeqKey> {
+        let mut last = None;
+        while let Some(turn) = self.next_turn(last, view.tenants) {
+            let (served, tenant) = turn;
+            if last.is_none() {
+                view.tenants.advance_floor(served);
+            }
+            let chosen = self.lines[&tenant].choose(view, passed);
+            if chosen.is_some() || *passed >= MAX_PASSED {
+                return chosen;
+            }
+            last = Some(turn);
+        }
+        None
+    }
+
+    /// The turn after `last`, or the first: (served tokens, tenant) of who was served least.
+    fn next_turn(&mut self, last: Option<(u64, u32)>, tenants: &Tenants) -> Option<(u64, u32)> {
+        let start = last.map_or(Bound::Unbounded, Bound::Excluded);
         loop {
-            let &(turn, tenant) = self.turns.first()?;
+            let &(turn, tenant) = self.turns.range((start, Bound::Unbounded)).next()?;
             let served = tenants.served(tenant);
             if served == turn {
-                tenants.advance_floor(served);
-                return Some(tenant);
+                return Some((turn, tenant));
             }
-            self.turns.pop_first();
+            self.turns.remove(&(turn, tenant));
             self.turns.insert((served, tenant));
             self.lines
                 .get_mut(&tenant)
@@ -206,15 +254,23 @@ impl Class {
 }
 
 impl Line {
-    /// The longest cached prefix of the window, the earliest among equals; before that, whoever was passed over too often.
-    fn choose(&self, seqs: &mut Arena, cache: &KvCache) -> Option<SeqKey> {
+    /// Of those in the window that are not held back, the longest cached prefix, the earliest among equals; before that, whoever was
+    /// passed over too often. Nobody passes such a one, even while it is held back.
+    fn choose(&self, view: &mut View<'_>, passed: &mut usize) -> Option<SeqKey> {
         let mut best: Option<(SeqKey, u32)> = None;
         for &key in self.by_arrival.values().take(WINDOW) {
-            let sequence = &mut seqs[key];
-            if sequence.bypassed >= MAX_BYPASSED {
+            let is_due = view.seqs[key].bypassed >= MAX_BYPASSED;
+            if view.is_held_back(key) {
+                *passed += 1;
+                if is_due {
+                    break;
+                }
+                continue;
+            }
+            if is_due {
                 return Some(key);
             }
-            let cached = match_prefix(sequence, cache);
+            let cached = match_prefix(&mut view.seqs[key], view.cache);
             if best.is_none_or(|(_, longest)| cached > longest) {
                 best = Some((key, cached));
             }
@@ -223,17 +279,37 @@ impl Line {
     }
 }
 
+impl View<'_> {
+    /// Whether the block behind a waiting sequence's match is the one that a running prefill, as urgent as it, computes next.
+    ///
+    /// It ends when that one has got tokens for the rest of the block, as it does whenever a step has any to give, or is gone: what a
+    /// sequence is held back for is its own prefill, done by another. The tree has one path for the same tokens, so equal cursors mean
+    /// equal beginnings.
+    fn is_held_back(&mut self, key: SeqKey) -> bool {
+        if self.prefills.is_empty() {
+            return false;
+        }
+        let (size, sequence) = (self.cache.block_size(), &mut self.seqs[key]);
+        let cached = match_prefix(sequence, self.cache);
+        if cached >= sequence.max_match(size) {
+            return false;
+        }
+        let next_block = (cached * size) as usize..((cached + 1) * size) as usize;
+        let sequence = &self.seqs[key];
+        self.prefills.iter().any(|&prefill| {
+            let running = &self.seqs[prefill];
+            running.cursor == sequence.usable
+                && running.priority <= sequence.priority
+                && running.tokens.get(next_block.clone()) == sequence.tokens.get(next_block.clone())
+        })
+    }
+}
+
 /// Blocks of the sequence's known tokens that are cached and that every group can go on from. Nothing is looked up again while the tree
 /// is the same; else the look-up goes on where it ended.
 pub(crate) fn match_prefix(sequence: &mut Sequence, cache: &KvCache) -> u32 {
     if sequence.match_version != Some(cache.version()) {
-        // Logits are needed of the last known token, and of those whose prompt logprobs are still to come.
-        let first_needed = if sequence.wants_prompt_logprobs() {
-            sequence.prompt_logprobs_done - 1
-        } else {
-            sequence.num_tokens() - 1
-        };
-        let max_blocks = first_needed / cache.block_size();
+        let max_blocks = sequence.max_match(cache.block_size());
         cache.extend_match(
             sequence.namespace,
             &mut sequence.cursor,

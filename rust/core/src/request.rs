@@ -321,6 +321,17 @@ impl Sequence {
         }
     }
 
+    /// Blocks that it can take from the cache at most: logits are needed of the last known token, and of those whose prompt logprobs are
+    /// still to come.
+    pub(crate) fn max_match(&self, block_size: u32) -> u32 {
+        let first_needed = if self.wants_prompt_logprobs() {
+            self.prompt_logprobs_done - 1
+        } else {
+            self.num_tokens() - 1
+        };
+        first_needed / block_size
+    }
+
     /// Whether a look-up in the cache would lose prompt logprobs.
     pub(crate) fn wants_prompt_logprobs(&self) -> bool {
         self.prompt_logprobs_done < self.num_prompt

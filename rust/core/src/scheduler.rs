@@ -212,10 +212,8 @@ impl Core {
             };
             self.schedule_decodes(&mut budget);
             self.schedule_prefills(&mut budget);
-            if self.counters.preemptions == preemptions {
-                self.admit(&mut budget);
-            }
-            self.extend_prefills(&mut budget);
+            let may_admit = self.counters.preemptions == preemptions;
+            self.fill(may_admit, &mut budget);
             if !self.draft.is_empty() {
                 break;
             }
@@ -235,6 +233,21 @@ impl Core {
             rows,
         });
         Some(self.last_step)
+    }
+
+    /// What is left of the step: admissions, then more of the prompts that left a quarter for them. Blocks that these compute after all
+    /// may be what others were held back for.
+    fn fill(&mut self, may_admit: bool, budget: &mut Budget) {
+        loop {
+            if may_admit {
+                self.admit(budget);
+            }
+            let left = budget.left;
+            self.extend_prefills(budget);
+            if budget.left == left {
+                break;
+            }
+        }
     }
 
     /// Rows of one token, and drafts as far as tokens, blocks and the sequence's length allow.
@@ -337,7 +350,11 @@ impl Core {
         sequence.is_fresh = false;
         sequence.in_flight += 1;
         self.draft.prefill_rows.push(row);
-        self.extend_row(self.draft.prefill_rows.len() - 1, chunk, budget);
+        let index = self.draft.prefill_rows.len() - 1;
+        self.extend_row(index, chunk, budget);
+        if self.config.enable_prefix_caching && !self.draft.prefill_rows[index].samples() {
+            self.draft.unfinished.push(key);
+        }
     }
 
     /// What the step still has room for goes to the prompts that left a quarter for others.

@@ -229,6 +229,12 @@ impl Device {
         &self.slots[slot].tables[0]
     }
 
+    /// Seed and prompt of the request in a slot.
+    pub(crate) fn prompt(&self, slot: usize) -> (u64, &[u32]) {
+        let state = &self.slots[slot];
+        (state.seed, &state.tokens[..state.num_prompt])
+    }
+
     /// Runs a step.
     pub(crate) fn run(&mut self, plan: &[i32]) -> DeviceStep {
         let id = self.check_header(plan);
