@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use octavo_core::config::CoreConfig;
-use octavo_core::ids::RequestId;
+use octavo_core::ids::{RequestId, TenantId};
 use octavo_core::output::{Output, StepResults};
 use octavo_core::params::SamplingParams;
 use octavo_core::plan::{flags, header};
@@ -73,15 +73,17 @@ impl Decoding {
         decoding
     }
 
-    /// Adds requests that begin alike for `SHARED_TOKENS` tokens.
-    fn add_alike(&mut self, count: u32) {
+    /// Adds requests of so many tenants that begin alike for `SHARED_TOKENS` tokens.
+    fn add_alike(&mut self, count: u32, tenants: u32) {
         for id in 0..count {
             let common = (0..SHARED_TOKENS).map(|i| (i * 13 + 5) % 50_000);
             let id = 1_000_000 + id;
             let prompt = common.chain([id % 50_000]).collect();
-            self.core
-                .add(AddRequest::new(RequestId(id.into()), prompt, params()))
-                .unwrap();
+            let request = AddRequest {
+                tenant: TenantId(u64::from(id % tenants)),
+                ..AddRequest::new(RequestId(id.into()), prompt, params())
+            };
+            self.core.add(request).unwrap();
         }
     }
 
@@ -162,15 +164,16 @@ fn beside_a_shared_prefill(criterion: &mut Criterion) {
     const ROWS: u32 = 512;
     let mut group = criterion.benchmark_group("beside_a_shared_prefill");
     for chunk in [64, 256] {
-        for waiting in [0, 10_000] {
-            let id = BenchmarkId::new(format!("{chunk}_tokens"), format!("{waiting}_waiting"));
+        for (waiting, tenants) in [(0, 1), (10_000, 1), (10_000, 10_000)] {
+            let of_tenants = format!("{waiting}_waiting_of_{tenants}");
+            let id = BenchmarkId::new(format!("{chunk}_tokens"), of_tenants);
             group.bench_function(id, |bencher| {
                 bencher.iter_custom(|iterations| {
                     let mut elapsed = Duration::ZERO;
                     let mut left = iterations;
                     while left > 0 {
                         let mut decoding = Decoding::with_limits(ROWS, 0, 2 * ROWS, ROWS + chunk);
-                        decoding.add_alike(1 + waiting);
+                        decoding.add_alike(1 + waiting, tenants);
                         // The first chunk finds the others never looked at; after the last one they are admitted.
                         decoding.step();
                         let steps = u64::from(SHARED_TOKENS / chunk) - 2;
