@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _PARTIAL_BYTES = 64 << 20
 _COUNTERS = 1 << 14
-_COMPILING = threading.RLock()
+_COMPILING = threading.Lock()
 
 
 @triton.jit
@@ -50,6 +50,16 @@ def prefetch(address, BYTES: tl.constexpr):
         False,
         1,
     )
+
+
+class _Here(threading.local):
+    """Of the running thread."""
+
+    active = False
+    """Whether it compiles ahead."""
+
+
+_COMPILING_HERE = _Here()
 
 
 class _Switch:
@@ -88,8 +98,12 @@ def launch_options(dependent: bool) -> dict[str, Any]:
 def compiling_ahead(threads: int) -> Iterator[None]:
     """Triton kernels that this thread launches inside are compiled, so many at a time, and not run; other work is done.
 
-    Other threads' kernels run: an engine may be made beside one that is at work.
+    Other threads' kernels run: an engine may be made beside one that is at work. Inside of another one this does nothing: the outer
+    one's threads compile all.
     """
+    if _COMPILING_HERE.active:
+        yield
+        return
     interface, ours = triton.runtime.jit.KernelInterface, threading.get_ident()
     with _COMPILING:
         launched = interface.__getitem__
@@ -100,11 +114,13 @@ def compiling_ahead(threads: int) -> Iterator[None]:
             return functools.partial(kernel.run, grid=grid, warmup=True)
 
         interface.__getitem__ = compiled
+        _COMPILING_HERE.active = True
         try:
             with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool):
                 yield
         finally:
             interface.__getitem__ = launched
+            _COMPILING_HERE.active = False
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from octavo.worker.model_runner import ModelRunner
 from octavo.worker.slot_state import SlotState
 
 # Whether there are graphs for decode steps whose rows share a long beginning, which then is read once for all.
-_CASCADE = False
+_CASCADE = True
 
 
 @dataclass(slots=True)
@@ -124,6 +124,8 @@ def start(config: EngineConfig) -> Started:
         runner = _gpu_runner(model, state, sampler, cache, max_num_batched_tokens)
         if ops.can_be_captured() and not config.enforce_eager:
             _capture(config, core, runner, max_num_batched_tokens)
+        else:
+            runner.compile_sampler()
     else:
         runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
     eos = list(spec.eos_token_ids)
@@ -163,16 +165,10 @@ def _sampler(config: EngineConfig, model: LoadedModel, max_num_seqs: int) -> Sam
 def _gpu_runner(
     model: LoadedModel, state: SlotState, sampler: Sampler, cache: CachePlan, max_num_batched_tokens: int
 ) -> ModelRunner:
-    """A runner whose inputs are made by kernels; the sampler's are compiled."""
-    from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
+    """A runner whose inputs are made by kernels."""
     from octavo.worker.device_inputs import DeviceInputs  # noqa: PLC0415
 
     inputs = DeviceInputs(state, max_num_batched_tokens)
-    if isinstance(sampler, DeviceSampler):
-        buffers = inputs.buffers
-        # Steps of graphs have logits of the activations' dtype, others of fp32.
-        dtypes = (model.decoder.ops.dtype, torch.float32)
-        sampler.compile(dtypes, buffers.slots, buffers.next_positions, state.token_ids, state.params)
     return ModelRunner(model.decoder, state, sampler, cache.num_blocks, inputs)
 
 

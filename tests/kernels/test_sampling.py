@@ -411,7 +411,7 @@ def test_steps_find_their_kernels_compiled():
     row = Row(np.zeros(1_000), num_logprobs=3, presence=0.5, grammar=[1, 2], tokens=[3, 4], top_p=0.9)
     logits, sample, params = on_device([row], 1_000)
     sampler = DeviceSampler(1_000, max_rows=1, device=DEVICE)
-    sampler.compile([torch.float32], sample.slots, sample.num_tokens, sample.token_ids, params)
+    sampler.compile(torch.float32, sample.slots, sample.num_tokens, sample.token_ids, params)
     kernels = [sampling.penalise_kernel, sampling.scan_kernel, sampling.choose_kernel, sampling.report_kernel]
     compiled = [len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels]
     sampler(logits, sample, params)

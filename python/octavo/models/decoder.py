@@ -5,7 +5,7 @@ Imports no tensor library: tensors are the op set's and opaque here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from octavo.models.blocks.attention import Attention
@@ -74,6 +74,14 @@ class Decoder:
         self._head = ops.linear_weight([weights.tensor("head.weight", table_shape)]) if head is None else head
 
     @property
+    def one_of_each_kind(self) -> set[int]:
+        """Layers that together do all that any layer does."""
+        first: dict[LayerSpec, int] = {}
+        for number, layer in enumerate(self.spec.layers):
+            first.setdefault(layer, number)
+        return set(first.values())
+
+    @property
     def long_rope_above(self) -> int | None:
         """Sequences that may grow beyond so many tokens read the rotary tables' second half; None: no sequence does."""
         above = self.spec.long_rope_above
@@ -105,15 +113,19 @@ class Decoder:
     def _head_dim(self, layer: int) -> int:
         return self.spec.layers[layer].attention.head_dim
 
-    def forward_hidden(self, batch: Batch, kv_cache: Sequence[Tensor]) -> Tensor:
+    def forward_hidden(
+        self, batch: Batch, kv_cache: Sequence[Tensor], *, layers: Collection[int] | None = None
+    ) -> Tensor:
         """Run the step: store its keys and values in `kv_cache`, return the normalised hidden states `[n, D]` of
-        `batch.logits_indices`."""
+        `batch.logits_indices`. Of some `layers` alone the result means nothing: to load what all of them launch."""
         ops, spec = self.ops, self.spec
         steps = ops.prepare_attention(batch.attention)
         residual = ops.embed(batch.input_ids, self._embedding, spec.embedding_scale)
         # The last block's output, not yet added to the residual: the addition and the next norm are one operation.
         delta: Tensor | None = None
         for number, layer in enumerate(self._layers):
+            if layers is not None and number not in layers:
+                continue
             group, index = self._cache_place[number]
             x, residual = self._enter(residual, delta, layer.attention_norm)
             attended = layer.attention.forward(x, batch, kv_cache[index], steps[group])

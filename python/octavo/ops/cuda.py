@@ -217,9 +217,7 @@ class CudaOps(DenseOps):
         """See `OpSet`; without a copy into `out` where nothing follows the product."""
         if out is not None and scale == 1.0 and softcap is None:
             return linear_kernels.linear(x, weight.weight, weight.bias, out=out, tiles=self._tiles(weight.weight))
-        logits = super().logits(x, weight, scale, softcap, out)
-        # As a graph's buffer holds them.
-        return logits.to(self.dtype).float() if self._deterministic and out is None else logits
+        return super().logits(x, weight, scale, softcap, out)
 
     def gated_linear(self, x: Tensor, weight: LinearWeight, activation: Activation) -> Tensor:
         """One kernel for few rows, unless there is a bias."""

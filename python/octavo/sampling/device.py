@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -89,12 +88,12 @@ class DeviceSampler(Sampler):
 
     @torch.inference_mode()
     def compile(
-        self, dtypes: Sequence[torch.dtype], slots: Tensor, num_tokens: Tensor, token_ids: Tensor, params: SlotParams
+        self, dtype: torch.dtype, slots: Tensor, num_tokens: Tensor, token_ids: Tensor, params: SlotParams
     ) -> None:
         """Compiles all kernels side by side, so that no step waits for that; none runs.
 
         Args:
-            dtypes: of the logits of steps.
+            dtype: of the logits.
             slots: as in `SampleRows`, of any content; so are the others.
             num_tokens: see there.
             token_ids: see there.
@@ -104,11 +103,10 @@ class DeviceSampler(Sampler):
         tokens = torch.empty(1, dtype=torch.int64, device=slots.device)
         num_sampled = torch.empty(1, dtype=torch.int32, device=slots.device)
         with launch.compiling_ahead(len(os.sched_getaffinity(0))):
-            for dtype in dtypes:
-                logits = torch.empty(1, self.vocab_size, dtype=dtype, device=slots.device)
-                self._kernels(logits, rows, _tables(params), tokens, num_sampled)
-                for wanted in (0, 1):
-                    self._kernels.report(logits, tokens, tokens, wanted)
+            logits = torch.empty(1, self.vocab_size, dtype=dtype, device=slots.device)
+            self._kernels(logits, rows, _tables(params), tokens, num_sampled)
+            for wanted in (0, 1):
+                self._kernels.report(logits, tokens, tokens, wanted)
 
     def _kernel_rows(self, logits: Tensor, rows: SampleRows, params: SlotParams) -> Rows:
         """What the kernels have to know; rows with token lists are replaced."""

@@ -7,7 +7,7 @@ smallest graph that holds it. Rows and tokens beyond its own are padding, which 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,6 +87,7 @@ class StepGraphs:
         words: where plans are uploaded; a plan without rows lies there now.
         sizes: of the graphs.
         progress: wraps the loop over the graphs to show how far it is.
+        compile_more: launches further kernels, which are compiled beside those of the graphs.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class StepGraphs:
         words: torch.Tensor,
         sizes: Sequence[Size],
         progress: Callable[[Sequence[Size]], Iterable[Size]] = iter,
+        compile_more: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoder = decoder
         self._kv_cache = kv_cache
@@ -110,7 +112,7 @@ class StepGraphs:
         self.logits = torch.empty(most_rows, vocab_size, dtype=dtype, device=words.device)
         """`[R, V]` of every step's rows, padding included, until the next step."""
         if words.is_cuda:
-            self._compile(sizes)
+            self._compile(sizes, compile_more)
         # The largest first: the others fit into its memory.
         pool = torch.cuda.graph_pool_handle() if words.is_cuda else None
         falling = sorted(sizes, key=lambda size: (size.tokens, size.rows), reverse=True)
@@ -142,25 +144,30 @@ class StepGraphs:
         chosen.replay()
         return self._inputs.step(plan, chosen.buffers, chosen.batch), self.logits[:rows]
 
-    def _compile(self, sizes: Sequence[Size]) -> None:
+    def _compile(self, sizes: Sequence[Size], more: Callable[[], None] = lambda: None) -> None:
         """Compiles the kernels of all sizes side by side; none of them runs, so inputs are what they were."""
         # torch takes rows by these, and those of an earlier step may lie behind a small size's last one.
         self._inputs.buffers.logits_indices.zero_()
         with launch.compiling_ahead(len(os.sched_getaffinity(0))):
-            for size in sizes:
-                self._forward(size)
+            # Those that take longest go first.
+            more()
+            kinds = self._decoder.one_of_each_kind
+            for size in sorted(sizes, key=lambda size: size.is_decode):
+                self._forward(size, kinds)
                 if not size.is_decode:
                     # What a longer step, which no graph holds, launches for its long rows.
-                    self._forward(size, num_decode_rows=0)
+                    self._forward(size, kinds, num_decode_rows=0)
 
     def _capture(self, size: Size, pool: Any) -> _Captured:
-        # Once outside the capture: libraries make their workspaces then.
-        buffers, batch = self._forward(size)
+        # Outside of the capture kernels are loaded, and libraries make their workspaces.
+        buffers, batch = self._forward(size, self._decoder.one_of_each_kind)
         if pool is None:  # under Triton's interpreter: the same padded step without a graph
             return _Captured(size, buffers, batch, lambda: self._forward(size))
         return _Captured(size, buffers, batch, captured(lambda: self._forward(size), pool).replay)
 
-    def _forward(self, size: Size, num_decode_rows: int | None = None) -> tuple[StepBuffers, Batch]:
+    def _forward(
+        self, size: Size, layers: Collection[int] | None = None, num_decode_rows: int | None = None
+    ) -> tuple[StepBuffers, Batch]:
         state = self._inputs.state
         buffers = self._inputs.derive(self._layout, self._words, size.rows, size.tokens)
         bounds: AttentionBounds = {
@@ -173,6 +180,6 @@ class StepGraphs:
         }
         batch = self._inputs.batch(buffers, bounds, None if size.is_decode else buffers.logits_indices)
         batch.attention.may_share_keys = size.shares_keys
-        hidden = self._decoder.forward_hidden(batch, self._kv_cache)
+        hidden = self._decoder.forward_hidden(batch, self._kv_cache, layers=layers)
         self._decoder.logits(hidden, self.logits[: size.rows])
         return buffers, batch

@@ -99,7 +99,11 @@ class RunningStep:
         if self._logits is not None:
             return self._logits
         assert self._hidden is not None, "an eager step has hidden states"
-        logits: torch.Tensor = self._runner.decoder.logits(self._hidden[:count])
+        decoder, out = self._runner.decoder, None
+        if self._runner.has_device_inputs:
+            # As a graph leaves them.
+            out = self._hidden.new_empty(count, decoder.spec.vocab_size, dtype=decoder.ops.dtype)
+        logits: torch.Tensor = decoder.logits(self._hidden[:count], out)
         return logits
 
     def wait(self) -> StepResult:
@@ -168,6 +172,11 @@ class ModelRunner:
         self._graphs: StepGraphs | None = None
         self._shared: SharedPrefix | None = None
 
+    @property
+    def has_device_inputs(self) -> bool:
+        """Whether kernels derive a step's inputs."""
+        return self._device_inputs is not None
+
     def plan_buffer(self, words: int) -> Int32Array:
         """Zeros that the device can copy while the host goes on."""
         pinned = self.state.device.type == "cuda"
@@ -190,7 +199,9 @@ class ModelRunner:
             # Their memory goes before that of the new ones comes.
             self._graphs = self.draws = None
             words = self.state.upload(plan)
-            self._graphs = StepGraphs(self.decoder, self.kv_cache, inputs, plan, words, sizes, progress)
+            self._graphs = StepGraphs(
+                self.decoder, self.kv_cache, inputs, plan, words, sizes, progress, self.compile_sampler
+            )
             if isinstance(self.sampler, DeviceSampler):
                 rows = sorted({size.rows for size in sizes})
                 self.draws = StepDraws(self.sampler, inputs, inputs.layout(plan), self._graphs.logits, rows)
@@ -199,6 +210,16 @@ class ModelRunner:
         capture()
         if any(size.shares_keys for size in sizes):
             self._shared = SharedPrefix(self.state.max_num_seqs, self.state.block_size)
+
+    def compile_sampler(self) -> None:
+        """Compiles the sampler's kernels, if it has any, so that no step waits for that; `capture` does it too."""
+        from octavo.sampling.device import DeviceSampler  # noqa: PLC0415
+
+        if isinstance(self.sampler, DeviceSampler):
+            assert self._device_inputs is not None, "they read what kernels derive"
+            state, buffers = self.state, self._device_inputs.buffers
+            dtype = self.decoder.ops.dtype
+            self.sampler.compile(dtype, buffers.slots, buffers.next_positions, state.token_ids, state.params)
 
     @torch.inference_mode()
     def replace_decoder(self, decoder: Decoder) -> None:

@@ -89,11 +89,3 @@ def test_products_and_experts_of_a_token_are_the_same_bits_beside_any_others(ops
     for part in (slice(0, 1), slice(66, 67), slice(3, 12)):
         for found, expected in zip(results(x[part]), whole, strict=True):
             assert torch.equal(found, expected[part])
-
-
-def test_logits_are_those_of_a_graphs_buffer(ops: CudaOps) -> None:
-    x, weight = random(3, 32), LinearWeight(random(40, 32), None)
-    buffer = torch.empty(3, 40, device=DEVICE, dtype=DTYPE)
-    for scale, softcap in ((1.0, None), (0.3, 10.0)):
-        ops.logits(x, weight, scale, softcap, buffer)
-        assert torch.equal(ops.logits(x, weight, scale, softcap), buffer.float())
