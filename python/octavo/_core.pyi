@@ -95,6 +95,12 @@ class EngineLink:
     def fail(self, reason: str) -> None:
         """Tells the front why the process is about to end."""
 
+def all_ints(values: list[Any]) -> bool:
+    """Whether a list holds nothing but `int`s: no `bool`s, no numbers of other kinds."""
+
+def first_outside(token_ids: list[int], vocab_size: int) -> int | None:
+    """Index of the first entry that is not a token id below `vocab_size`."""
+
 def serve(config: str) -> int:
     """Runs the front until a signal ends it and returns the exit code; `config` is JSON. Takes over
     SIGTERM, SIGINT and SIGHUP.

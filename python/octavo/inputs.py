@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
+from octavo._core import all_ints
 from octavo.errors import ParameterError, check_text
 from octavo.message_format import AnswerFormat
 
@@ -71,8 +72,9 @@ def parse_prompt(prompt: Any) -> Prompt:
     if _is_list(prompt):
         if not prompt:
             raise ParameterError("prompts", prompt, "at least one token id")
-        if set(map(type, prompt)) == {int}:  # the usual case, at the speed of C
-            return Prompt(None, list(prompt))
+        token_ids = list(prompt)
+        if all_ints(token_ids):
+            return Prompt(None, token_ids)
         for token in prompt:
             if isinstance(token, bool) or not isinstance(token, numbers.Integral):
                 raise ParameterError("prompts", token, "integer token ids")

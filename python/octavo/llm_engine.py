@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from octavo._core import ChatTemplate, EngineCore, Mailbox, Tokenizer
+from octavo._core import ChatTemplate, EngineCore, Mailbox, Tokenizer, first_outside
 from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
 from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
@@ -233,10 +233,13 @@ class LLMEngine:
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if prompt.token_ids is not None:
             vocab = self._started.vocab_size
-            least, most = min(prompt.token_ids, default=0), max(prompt.token_ids, default=0)
-            if least < 0 or most >= vocab:
-                wrong = least if least < 0 else most
-                raise ParameterError("prompt_token_ids", wrong, f"in the vocabulary, from 0 to {vocab - 1}")
+            outside = first_outside(prompt.token_ids, vocab)
+            if outside is not None:
+                raise ParameterError(
+                    f"prompt_token_ids[{outside}]",
+                    prompt.token_ids[outside],
+                    f"in the vocabulary, from 0 to {vocab - 1}",
+                )
             if not prompt.token_ids:
                 raise ParameterError("prompts", prompt.text, "non-empty: the chat template wrote nothing")
             return prompt.token_ids

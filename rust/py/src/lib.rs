@@ -2,6 +2,7 @@
 
 mod cpu;
 mod engine;
+mod ids;
 mod plan;
 mod server;
 mod text;
@@ -18,6 +19,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cpu::add_rms_norm, m)?)?;
     m.add_class::<engine::PyEngineCore>()?;
     m.add_class::<engine::PyMailbox>()?;
+    m.add_function(wrap_pyfunction!(ids::all_ints, m)?)?;
+    m.add_function(wrap_pyfunction!(ids::first_outside, m)?)?;
     m.add_class::<server::PyEngineLink>()?;
     m.add_function(wrap_pyfunction!(server::serve, m)?)?;
     m.add_class::<engine::PyUpdate>()?;
