@@ -5,11 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use octavo_core::params::Limits;
+use octavo_grammar::compiler::{Compiler, GrammarError, TIMEOUT, Vocabulary};
 use octavo_text::gguf::Gguf;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_wire::ModelInfo;
+use tokio::sync::oneshot;
 
 use crate::config::ServerConfig;
+use crate::engine::RequestGrammar;
 use crate::error::ApiError;
 use crate::protocol::ChatFormat;
 
@@ -23,6 +26,8 @@ pub(crate) struct Model {
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) chat: Option<ChatFormat>,
     pub(crate) limits: Limits,
+    /// Says whether a grammar compiles before the engine sees it.
+    grammars: Option<Compiler>,
     /// Secret and new in every process, so that nobody can choose two salts with one digest.
     digests: RandomState,
 }
@@ -54,7 +59,15 @@ impl Model {
             max_logprobs: info.max_logprobs,
             ..Limits::default()
         };
+        let grammars = tokenizer.clone().map(|tokenizer| {
+            Compiler::new(Vocabulary {
+                tokenizer,
+                vocab_size: info.vocab_size,
+                eos_token_ids: info.eos_token_ids.clone(),
+            })
+        });
         Ok(Self {
+            grammars,
             info,
             tokenizer,
             chat,
@@ -69,6 +82,30 @@ impl Model {
             ApiError::invalid(
                 "this server runs without a tokenizer: it takes and gives token ids only",
             )
+        })
+    }
+
+    /// Waits until a grammar is compiled, at most a few seconds; the error names its field.
+    pub(crate) async fn check_grammar(&self, grammar: &RequestGrammar) -> Result<(), ApiError> {
+        let Some(compiler) = &self.grammars else {
+            self.require_tokenizer()?;
+            return Ok(());
+        };
+        let (sender, receiver) = oneshot::channel();
+        compiler.request(Arc::clone(&grammar.source), |result| {
+            // A client that waits no longer does not listen.
+            drop(sender.send(result.map(drop)));
+        });
+        let result = match tokio::time::timeout(TIMEOUT, receiver).await {
+            Ok(Ok(result)) => result,
+            _ => Err(GrammarError::TimedOut),
+        };
+        result.map_err(|error| match error {
+            GrammarError::Busy { max } => ApiError::queue_full(max),
+            error => ApiError {
+                param: Some(grammar.param.clone()),
+                ..ApiError::invalid(format!("{} cannot be used: {error}", grammar.param))
+            },
         })
     }
 
