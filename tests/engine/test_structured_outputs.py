@@ -66,7 +66,7 @@ def holds(constraint: dict[str, Any], text: str) -> bool:
 CONSTRAINTS: list[dict[str, Any]] = [
     {"json": PERSON},
     {"json": json.dumps(PERSON)},
-    {"regex": r"\d{3}-[a-c]{2,5}( é)?"},
+    {"regex": r"[0-9]{3}-[a-c]{2,5}( é)?"},
     {"choice": ["red", "green", "a longer one", "😀漢ďก"]},
     {"grammar": LIST},
 ]
@@ -261,7 +261,7 @@ def test_a_constraint_of_a_wrong_form_is_refused_by_its_name(constraint: dict[st
 
 HOSTILE: list[dict[str, Any]] = [
     {"regex": "("},
-    {"regex": "(a{1,500}){1,500}"},
+    {"regex": "a" * 300_000},
     {"regex": "(" * 5000 + "a" + ")" * 5000},
     {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
     {"json": {"type": "string", "pattern": "("}},

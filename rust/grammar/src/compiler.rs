@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use llguidance::ParserFactory;
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::api::{GrammarWithLexer, StopReason, TopLevelGrammar};
 use octavo_wire::{GrammarPart, GrammarSource, Syntax};
 use thiserror::Error;
 
@@ -56,11 +56,12 @@ impl GrammarError {
     }
 }
 
-/// The first line of a message, of a bounded length.
+/// A message as one line of a bounded length, without what llguidance puts in place of its state.
 pub(crate) fn shorten(message: &str) -> String {
     const MAX_CHARS: usize = 300;
-    let line = message.lines().find(|line| !line.trim().is_empty());
-    line.unwrap_or_default().chars().take(MAX_CHARS).collect()
+    let message = message.replace("<non-verbose/>", "");
+    let words: Vec<&str> = message.split_whitespace().collect();
+    words.join(" ").chars().take(MAX_CHARS).collect()
 }
 
 /// A compiled grammar.
@@ -150,6 +151,11 @@ impl Compiler {
         &self.shared.vocabulary
     }
 
+    /// Waits until the vocabulary's trie is built, which takes up to seconds and else is done with the first grammar.
+    pub fn prepare(&self) {
+        self.shared.factory();
+    }
+
     /// Calls `reply` with the grammar: at once if it is cached or cannot be compiled, else from a thread that compiles.
     pub fn request(
         &self,
@@ -167,6 +173,7 @@ impl Compiler {
     /// # Errors
     /// Why there is none.
     pub fn compile(&self, source: Arc<GrammarSource>) -> Result<Arc<Grammar>, GrammarError> {
+        self.prepare();
         let (sender, receiver) = mpsc::channel();
         self.request(source, move |result| {
             // A caller that waits no longer does not listen.
@@ -280,9 +287,12 @@ impl Shared {
         None
     }
 
+    fn factory(&self) -> &Result<ParserFactory, GrammarError> {
+        self.factory.get_or_init(|| self.vocabulary.factory())
+    }
+
     fn build(&self, source: &GrammarSource) -> Result<Arc<Grammar>, GrammarError> {
-        let factory = self.factory.get_or_init(|| self.vocabulary.factory());
-        let factory = factory.as_ref().map_err(Clone::clone)?;
+        let factory = self.factory().as_ref().map_err(Clone::clone)?;
         let grammars = source.parts.iter().map(part).collect::<Result<_, _>>()?;
         let parser = factory.create_parser(TopLevelGrammar {
             grammars,
@@ -290,10 +300,12 @@ impl Shared {
         });
         let mut start = llguidance::Matcher::new(parser);
         // The first mask shows whether there is any output at all, and what the automata cost.
-        match start.compute_mask_or_eos() {
-            Ok(mask) if mask.num_set() == 0 => {
-                Err(GrammarError::Invalid("no output is possible".to_owned()))
-            }
+        let mask = start.compute_mask_or_eos();
+        let is_empty = mask.as_ref().is_ok_and(|mask| mask.num_set() == 0);
+        if is_empty || start.stop_reason() == StopReason::NoExtensionBias {
+            return Err(GrammarError::Invalid("no output is possible".to_owned()));
+        }
+        match mask {
             Ok(_) => Ok(Arc::new(Grammar {
                 start: Mutex::new(start),
             })),

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
 use octavo_core::params::Limits;
 use octavo_grammar::compiler::{Compiler, GrammarError, TIMEOUT, Vocabulary};
@@ -27,7 +28,7 @@ pub(crate) struct Model {
     pub(crate) chat: Option<ChatFormat>,
     pub(crate) limits: Limits,
     /// Says whether a grammar compiles before the engine sees it.
-    grammars: Option<Compiler>,
+    grammars: Option<Arc<Compiler>>,
     /// Secret and new in every process, so that nobody can choose two salts with one digest.
     digests: RandomState,
 }
@@ -60,11 +61,15 @@ impl Model {
             ..Limits::default()
         };
         let grammars = tokenizer.clone().map(|tokenizer| {
-            Compiler::new(Vocabulary {
+            let compiler = Arc::new(Compiler::new(Vocabulary {
                 tokenizer,
                 vocab_size: info.vocab_size,
                 eos_token_ids: info.eos_token_ids.clone(),
-            })
+            }));
+            // Nobody waits for it but the first request with a grammar.
+            let preparing = Arc::clone(&compiler);
+            thread::spawn(move || preparing.prepare());
+            compiler
         });
         Ok(Self {
             grammars,
