@@ -76,7 +76,7 @@ class TimedCore:
 
     def __init__(self, core: Any, clock: Clock) -> None:
         self._core, self._clock = core, clock
-        self.is_shut_down, self.wait = core.is_shut_down, core.wait
+        self.is_shut_down, self.wait, self.masks = core.is_shut_down, core.wait, core.masks
 
     def schedule(self, buffer: Any) -> bool:
         self._clock.turns.append(Iteration(time.perf_counter()))
@@ -91,12 +91,12 @@ class TimedStep:
 
     def __init__(self, step: Any, clock: Clock) -> None:
         self._step, self._clock = step, clock
-        self.step_id, self.mask_after_step = step.step_id, step.mask_after_step
+        self.step_id, self.num_rows, self.mask_after_step = step.step_id, step.num_rows, step.mask_after_step
         self.sampled = False
 
-    def sample(self) -> None:
+    def sample(self, masks: Any = None) -> None:
         self.sampled = True
-        self._clock.timed("draw", self._step.sample)
+        self._clock.timed("draw", self._step.sample, masks)
 
     def wait(self) -> StepResult:
         if self._step._done is not None:

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import CompletionOutput, RequestOutput
     from octavo.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.structured_outputs import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "octavo.llm",
     "AsyncLLM": "octavo.async_llm",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.structured_outputs",
     "BeamSearchParams": "octavo.sampling_params",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
@@ -28,6 +30,7 @@ __all__ = [
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

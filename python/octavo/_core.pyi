@@ -38,6 +38,7 @@ class EngineCore:
         max_logprobs: int,
         tokenizer: Tokenizer | None = None,
         max_draft_tokens: int = 0,
+        eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     @staticmethod
     def blocks_per_request(
@@ -62,10 +63,17 @@ class EngineCore:
         namespace: int = 0,
         stream: bool = False,
         shown_special_ids: Sequence[int] = (),
+        grammar: GrammarSource | None = None,
     ) -> int: ...
+    def check_grammar(self, grammar: GrammarSource) -> None:
+        """Compiles a grammar and keeps it for the requests that will have it; `ValueError` if it cannot be used."""
+
     def abort(self, request_id: int) -> None: ...
     def wait(self) -> None: ...
     def schedule(self, buffer: npt.NDArray[np.int32]) -> bool: ...
+    def masks(self, step_id: int, num_rows: int) -> npt.NDArray[np.int32]:
+        """The masks of a step in flight, `[num_rows, ceil(V / 32)]`; waits for those that are being made."""
+
     def commit(
         self,
         step_id: int,
@@ -197,6 +205,44 @@ OutputEvent: TypeAlias = (
     | tuple[Literal["tool_call_start", "tool_call_arguments"], int, str]
     | tuple[Literal["tool_call_end"], int, bool]
 )
+
+class FieldError(ValueError):
+    """A field cannot be used; the arguments are its name and what it must be."""
+
+def structured_outputs(json: str) -> tuple[str, str]:
+    """Checks the fields of `structured_outputs`, given as JSON; returns the one that is given, and the same in its normal form.
+
+    Raises:
+        FieldError: a field is wrong.
+    """
+
+def structured_outputs_of_body(json: str) -> tuple[str, str] | None:
+    """What a body's `response_format`, `structured_outputs` and `guided_*` ask for, as the function above returns it."""
+
+def choose_tools(tools: str, choice: str | None = None) -> tuple[str, bool, str | None]:
+    """Resolves `tools` and `tool_choice`, given as JSON: the tools that the model is told of, whether it must call, and which one.
+
+    Raises:
+        FieldError: a field is wrong.
+    """
+
+class GrammarSource:
+    """The grammar of a request's outputs."""
+
+    @staticmethod
+    def make(
+        tokenizer: Tokenizer,
+        *,
+        options: str | None = None,
+        tools: str | None = None,
+        name: str | None = None,
+        several: bool = True,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        reasoning_open: bool = False,
+    ) -> GrammarSource | None:
+        """`options` is the normal form of `structured_outputs` and `tools` those that may be called, as JSON. None if calls of this
+        format cannot be forced."""
 
 class OutputParser:
     """Reasoning and tool calls in the growing text of one choice.

@@ -6,13 +6,13 @@ import json
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from octavo._core import all_ints
+from octavo._core import FieldError, all_ints, choose_tools
 from octavo.errors import ParameterError, check_text
-from octavo.message_format import AnswerFormat
+from octavo.message_format import AnswerFormat, Tools
 
 
 class TextPrompt(TypedDict):
@@ -121,28 +121,34 @@ class ChatOptions:
     """End the prompt inside the last message, for the model to go on with it."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Functions that the model may call, in OpenAI's form."""
-    tool_choice: Literal["auto", "none"] | None = None
-    """With `none` the model is not told of the tools."""
+    tool_choice: str | Mapping[str, Any] | None = None
+    """`auto`, `none` (the model is not told of the tools), `required`, a function that must be called, or `allowed_tools`."""
     chat_template: str | None = None
     """Another template than the model's."""
     chat_template_kwargs: Mapping[str, Any] | None = None
     """Further variables of the template, such as `enable_thinking`."""
+    parallel_tool_calls: bool = True
+    """Whether a forced answer may have more than one call."""
 
     def __post_init__(self) -> None:
-        for name in ("add_generation_prompt", "continue_final_message"):
+        for name in ("add_generation_prompt", "continue_final_message", "parallel_tool_calls"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, getattr(self, name), "True or False")
         if self.tools is not None and not (_is_list(self.tools) and all(isinstance(t, Mapping) for t in self.tools)):
             raise ParameterError("tools", self.tools, "a list of mappings")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ParameterError("tool_choice", self.tool_choice, "'auto' or 'none': forced calls are not supported")
         if self.chat_template_kwargs is not None and not isinstance(self.chat_template_kwargs, Mapping):
             raise ParameterError("chat_template_kwargs", self.chat_template_kwargs, "a mapping")
+        self.resolve_tools()
 
-    def tools_json(self) -> str | None:
-        """The tools that the model is told of; None if there are none."""
-        told = self.tools if self.tool_choice != "none" else None
-        return to_json("tools", [dict(tool) for tool in told]) if told else None
+    def resolve_tools(self) -> Tools:
+        """The tools that the model is told of, and whether it must call one."""
+        choice = None if self.tool_choice is None else to_json("tool_choice", self.tool_choice)
+        try:
+            told, must_call, name = choose_tools(to_json("tools", [dict(tool) for tool in self.tools or ()]), choice)
+        except FieldError as error:
+            param, allowed = error.args
+            raise ParameterError(param, self.tool_choice if param == "tool_choice" else self.tools, allowed) from error
+        return Tools(None if told == "[]" else told, must_call, name, self.parallel_tool_calls)
 
     def kwargs_json(self) -> str:
         """The further variables."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from octavo.beam_search import beam_search
 from octavo.config import DEFAULT_MODEL, EngineConfig
@@ -85,7 +85,8 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
-        tool_choice: Literal["auto", "none"] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -98,7 +99,8 @@ class LLM:
             add_generation_prompt: end the prompt with the beginning of an answer.
             continue_final_message: end the prompt inside the last message, for the model to go on with it.
             tools: functions that the model may call, in OpenAI's form.
-            tool_choice: with `none` the model is not told of the tools.
+            tool_choice: `auto`, `none` (the model is not told of the tools), `required`, a function, or `allowed_tools`.
+            parallel_tool_calls: whether a forced answer may have more than one call.
             chat_template: another template than the model's.
             chat_template_kwargs: further variables of the template, such as `enable_thinking`.
 
@@ -112,7 +114,13 @@ class LLM:
         conversations = _conversations(messages)
         params = self._params_for(len(conversations), sampling_params, chat=True)
         options = ChatOptions(
-            add_generation_prompt, continue_final_message, tools, tool_choice, chat_template, chat_template_kwargs
+            add_generation_prompt,
+            continue_final_message,
+            tools,
+            tool_choice,
+            chat_template,
+            chat_template_kwargs,
+            parallel_tool_calls,
         )
         prompts = self.engine.render_chats(conversations, options)
         return self._run([self.engine.submission(p, s) for p, s in zip(prompts, params, strict=True)], use_tqdm)

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from octavo._core import ChatTemplate, EngineCore, Mailbox, Tokenizer, first_outside
+from octavo._core import ChatTemplate, EngineCore, GrammarSource, Mailbox, Tokenizer, first_outside
 from octavo.config import EngineConfig
 from octavo.defaults import default_sampling_params
 from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
 from octavo.inputs import ChatOptions, Prompt
-from octavo.message_format import ChatFormat
+from octavo.message_format import AnswerFormat, ChatFormat
 from octavo.requests import Batch, RequestAssembler, Submission
 from octavo.sampling_params import SamplingParams
 from octavo.startup import Started, start
@@ -96,7 +96,10 @@ class LLMEngine:
             keep = self.max_model_len - 1 if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-keep:]
         resolved = self._resolve(params, len(token_ids))
-        return Submission(prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream, prompt.answer)
+        grammar = self._grammar(params, prompt.answer)
+        return Submission(
+            prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream, prompt.answer, grammar
+        )
 
     def submission_of_ids(self, token_ids: list[int], params: SamplingParams, *, stream: bool = False) -> Submission:
         """`submission` for a prompt of token ids."""
@@ -139,6 +142,7 @@ class LLMEngine:
             namespace=_digest(submission.cache_salt) ^ self._rope_namespace(submission),
             stream=submission.stream,
             shown_special_ids=submission.shown_special_ids,
+            grammar=submission.grammar,
         )
 
     def _rope_namespace(self, submission: Submission) -> int:
@@ -265,6 +269,26 @@ class LLMEngine:
         if self.tokenizer is None:
             resolved.detokenize = False
         return resolved
+
+    def _grammar(self, params: SamplingParams, answer: AnswerFormat | None) -> GrammarSource | None:
+        """The grammar of a request that must have one; it has been compiled when this returns."""
+        given = params.structured_outputs
+        forced = answer is not None and answer.tools.must_call
+        if given is None and not forced:
+            return None
+        params.check_ends_with_grammar()
+        tokenizer = self.require_tokenizer()
+        options = None if given is None else given.options
+        source = (
+            GrammarSource.make(tokenizer, options=options) if answer is None else answer.grammar(tokenizer, options)
+        )
+        assert source is not None, "without calls there is always one"
+        try:
+            self.core.check_grammar(source)
+        except ValueError as error:
+            param = "tools" if given is None or forced else given.param
+            raise ParameterError(param, options, f"such that it can be used ({error})") from error
+        return source
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as it stands at the beginning of a text and after a space."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo._core import OutputParser, Tokenizer, ToolSchemas
+from octavo._core import GrammarSource, OutputParser, Tokenizer, ToolSchemas
 from octavo.errors import ParameterError
 from octavo.outputs import MessageDelta, ToolCallDelta
 
@@ -72,6 +73,20 @@ def thinking_switch(template: str) -> ThinkingSwitch | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a request says of tools."""
+
+    told: str | None = None
+    """Those that the model is told of, as JSON; without any, what looks like a call is content."""
+    must_call: bool = False
+    """Whether the answer must be a call."""
+    name: str | None = None
+    """The function that must be called, if it is a certain one."""
+    several: bool = True
+    """Whether a forced answer may have more than one call."""
+
+
 class ChatFormat:
     """What a chat template says of the messages that its model writes.
 
@@ -96,23 +111,23 @@ class ChatFormat:
         """Whether the template tells the model of tools."""
         self.thinking = thinking_switch(template)
 
-    def answer(self, tokenizer: Tokenizer, tools: str | None, reasoning_open: bool, continued: bool) -> AnswerFormat:
+    def answer(self, tokenizer: Tokenizer, tools: Tools, reasoning_open: bool, continued: bool) -> AnswerFormat:
         """How the answer to one prompt is read.
 
         Args:
             tokenizer: knows which markers are special tokens.
-            tools: the tools that the model was told of, as JSON; without any, what looks like a call is content.
+            tools: the tools that the model was told of.
             reasoning_open: whether the prompt ends inside the reasoning.
             continued: whether the prompt ends inside the model's own message.
         """
-        tool = self.tool_parser if tools is not None else None
+        tool = self.tool_parser if tools.told is not None else None
         reasoning = self.reasoning_parser
         if continued and reasoning == "deepseek_r1":
             # Of this format all begins with reasoning, but for a message that is past it.
             reasoning = "qwen3"
         parser = OutputParser(tool, reasoning, reasoning_open)
-        schemas = None if tools is None else ToolSchemas(tools)
-        return AnswerFormat(tool, reasoning, reasoning_open, schemas, tuple(parser.special_ids(tokenizer)))
+        schemas = None if tools.told is None else ToolSchemas(tools.told)
+        return AnswerFormat(tool, reasoning, reasoning_open, schemas, tuple(parser.special_ids(tokenizer)), tools)
 
 
 def _chosen(given: str, found: str | None) -> str | None:
@@ -129,6 +144,33 @@ class AnswerFormat:
     schemas: ToolSchemas | None
     shown_special_ids: tuple[int, ...]
     """Special tokens that must stay in the text, because the parsers read them."""
+    tools: Tools = field(default_factory=Tools)
+
+    def grammar(self, tokenizer: Tokenizer, options: str | None) -> GrammarSource:
+        """The grammar of an answer that must be of a form, or a call; reasoning comes before it.
+
+        Args:
+            tokenizer: of the model.
+            options: normal form of `StructuredOutputsParams`; a forced call leaves no room for an answer that it could hold for.
+
+        Raises:
+            ParameterError: calls in this format cannot be forced.
+        """
+        tools = self.tools
+        make = partial(
+            GrammarSource.make,
+            tokenizer,
+            options=None if tools.must_call else options,
+            reasoning_parser=self.reasoning_parser,
+            reasoning_open=self.reasoning_open,
+        )
+        source = make(tools=tools.told, name=tools.name, several=tools.several, tool_parser=self.tool_parser)
+        if source is None and not tools.must_call:
+            source = make()
+        if source is None:
+            allowed = "'auto' or 'none': calls in the format of this model's chat template cannot be forced"
+            raise ParameterError("tool_choice", self.tool_parser, allowed)
+        return source
 
     def reader(self) -> MessageReader:
         """A reader for one choice."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from octavo._core import ChoiceUpdate, EngineCore, Mailbox, Tokenizer, Update
+from octavo._core import ChoiceUpdate, EngineCore, GrammarSource, Mailbox, Tokenizer, Update
 from octavo.errors import EngineError
 from octavo.message_format import AnswerFormat
 from octavo.outputs import ChatMessage, CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -30,6 +30,8 @@ class Submission:
     stream: bool = False
     answer: AnswerFormat | None = None
     """How the text of each choice becomes a message, if this is a chat."""
+    grammar: GrammarSource | None = None
+    """What the outputs must be; it compiles."""
 
     @property
     def shown_special_ids(self) -> tuple[int, ...]:

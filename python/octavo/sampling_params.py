@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from octavo.errors import ParameterError, check_text
+from octavo.structured_outputs import StructuredOutputsParams
 
 MAX_N: Final = 1024
 """Choices of one request at most."""
@@ -173,6 +174,8 @@ class SamplingParams:
     """If given, no other token is drawn. Must not be empty."""
     truncate_prompt_tokens: int | None = None
     """Keeps the last so many tokens of the prompt; -1: what the context allows."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must be. It ends where its grammar does: `ignore_eos` and `min_tokens` cannot be given beside it."""
 
     def __post_init__(self) -> None:
         """Checks types and ranges, and makes lists of what may be given otherwise.
@@ -195,8 +198,18 @@ class SamplingParams:
         self._check_lists()
         if self.truncate_prompt_tokens == 0:
             raise ParameterError("truncate_prompt_tokens", 0, "-1 or above 0")
+        if self.structured_outputs is not None:
+            self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
+            self.check_ends_with_grammar()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+
+    def check_ends_with_grammar(self) -> None:
+        """Checks what a grammar leaves no sense to: behind its end only an end of sequence may come."""
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                allowed = "left out with structured output or forced calls, which end where their grammar does"
+                raise ParameterError(name, getattr(self, name), allowed)
 
     def _check_lists(self) -> None:
         if self.allowed_token_ids is not None:

@@ -95,6 +95,9 @@ def start(config: EngineConfig) -> Started:
     cache = plan_cache(config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight))
     spec = opened.spec
     group_windows = tuple(group.window for group in model.decoder.cache_groups)
+    eos = list(spec.eos_token_ids)
+    if tokenizer is not None:
+        eos += [token for token in tokenizer.eog_token_ids if token not in eos]
     core = EngineCore(
         block_size=config.block_size,
         num_blocks=cache.num_blocks,
@@ -109,6 +112,7 @@ def start(config: EngineConfig) -> Started:
         bytes_per_block=cache.bytes_per_block,
         max_logprobs=config.max_logprobs,
         tokenizer=tokenizer,
+        eos_token_ids=eos,
     )
     state = SlotState(
         max_num_seqs,
@@ -128,9 +132,6 @@ def start(config: EngineConfig) -> Started:
             runner.compile_sampler()
     else:
         runner = ModelRunner(model.decoder, state, sampler, cache.num_blocks)
-    eos = list(spec.eos_token_ids)
-    if tokenizer is not None:
-        eos += [token for token in tokenizer.eog_token_ids if token not in eos]
     started = Started(
         core=core,
         runner=runner,

@@ -84,10 +84,10 @@ class ChatRenderer:
         self._format = chat_format
         self._options = options
         self._kwargs = options.kwargs_json()
-        self._tools = options.tools_json()
-        if self._tools is not None and not chat_format.writes_tools:
+        self._tools = options.resolve_tools()
+        if self._tools.told is not None and not chat_format.writes_tools:
             raise ParameterError("tools", options.tools, "left out: the chat template has no place for tools")
-        if self._tools is not None and not chat_format.reads_tools:
+        if self._tools.told is not None and not chat_format.reads_tools:
             allowed = "left out, or tool_call_parser given: the chat template does not tell how calls are written"
             raise ParameterError("tools", options.tools, allowed)
 
@@ -102,7 +102,7 @@ class ChatRenderer:
             text, token_ids = self._template.render(
                 self._tokenizer,
                 to_json("messages", messages),
-                self._tools,
+                self._tools.told,
                 options.add_generation_prompt,
                 options.continue_final_message,
                 self._kwargs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -14,6 +15,7 @@ from octavo.errors import ParameterError
 DEFAULTS = SamplingParams(temperature=0.6, top_k=40, max_tokens=77)
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
+NAMED = {"type": "function", "function": {"name": "get"}}
 
 
 def chat(**body: Any) -> Any:
@@ -150,8 +152,8 @@ def test_prompts_are_limited_in_number_but_not_in_length() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
         ({"model": 3}, "model"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"tools": {"type": "function"}}, "tools"),
         ({"tools": [TOOL, {"type": "function"}]}, "tools[1]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
@@ -160,8 +162,9 @@ def test_prompts_are_limited_in_number_but_not_in_length() -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
             "tools[0].function.parameters",
         ),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": [TOOL["function"]]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -221,9 +224,33 @@ def test_no_request_brings_its_own_template() -> None:
         chat(chat_template="{{ messages[0].content }}")
 
 
+def test_every_field_that_asks_for_a_form_becomes_one_parameter() -> None:
+    schema = {"type": "object", "title": "é"}
+    forms: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"response_format": {"type": "json_object"}}, {"json": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}},
+            {"json": schema},
+        ),
+        ({"structured_outputs": {"json": json.dumps(schema)}}, {"json": schema}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+    ]
+    for given, expected in forms:
+        for parsed in (chat(**given), completion(**given)):
+            found = parsed.params.structured_outputs
+            assert found is not None
+            assert json.loads(found.options) == expected
+    assert chat(response_format={"type": "text"}).params.structured_outputs is None
+
+
 def test_tools_reach_the_template_with_whether_they_may_be_used() -> None:
-    assert chat(tools=[TOOL]).template == {"tools": [TOOL], "tool_choice": "auto"}
-    assert chat(tools=[TOOL], tool_choice="none").template == {"tools": [TOOL], "tool_choice": "none"}
+    assert chat(tools=[TOOL]).template == {"tools": [TOOL], "parallel_tool_calls": True}
+    for choice in ("none", "required", NAMED):
+        template = chat(tools=[TOOL], tool_choice=choice).template
+        assert template == {"tools": [TOOL], "parallel_tool_calls": True, "tool_choice": choice}
+        assert chat(tools=[TOOL], tool_choice=choice).names_function == (choice == NAMED)
     assert chat(tools=[TOOL]).parallel_tool_calls
     assert not chat(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls
 

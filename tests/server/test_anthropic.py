@@ -86,7 +86,7 @@ def test_blocks_are_reasoning_text_and_calls(speak: Speak) -> None:
         ({"max_tokens": 0}, 400, "invalid_request_error"),
         ({"messages": []}, 400, "invalid_request_error"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "invalid_request_error"),
-        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error"),
+        ({"tool_choice": {"type": "required"}}, 400, "invalid_request_error"),
         ({"no_such_field": 1}, 400, "invalid_request_error"),
         ({"n": 2}, 400, "invalid_request_error"),
         ({"stop": ["a"]}, 400, "invalid_request_error"),

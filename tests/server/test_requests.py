@@ -73,7 +73,7 @@ WRONG_SAMPLING: list[tuple[str, Any]] = [
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("model", 7),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "xml"}),
     ("no_such_field", 1),
     ("chat_template", "{{ 1 }}"),
 ]
@@ -111,7 +111,7 @@ WRONG_CHAT: list[tuple[str, Any]] = [
     ("tools", [TOOL]),
     ("tools[0]", [{"type": "function"}]),
     ("tools", {}),
-    ("tool_choice", "required"),
+    ("tool_choice", "any"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("functions", [{"name": "f"}]),
     ("modalities", ["audio"]),

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from octavo.errors import ParameterError
-from octavo.inputs import Prompt, check_messages, parse_prompt, parse_prompts
+from octavo.inputs import ChatOptions, Prompt, check_messages, parse_prompt, parse_prompts
 from octavo.sampling_params import SamplingParams
+from octavo.structured_outputs import BODY_FIELDS, StructuredOutputsParams
 
 MAX_PROMPTS: Final = 2048
 """Prompts of one completion body at most."""
@@ -39,7 +40,17 @@ _SAMPLING: Final = (
     "truncate_prompt_tokens",
 )
 _SHARED: Final = frozenset(
-    {*_SAMPLING, "model", "logit_bias", "max_tokens", "stream", "stream_options", "priority", "cache_salt"}
+    {
+        *_SAMPLING,
+        *BODY_FIELDS,
+        "model",
+        "logit_bias",
+        "max_tokens",
+        "stream",
+        "stream_options",
+        "priority",
+        "cache_salt",
+    }
 )
 # Sent by clients to a service: accounts, storage, routing, hints of speed or length.
 _WITHOUT_MEANING: Final = frozenset(
@@ -75,7 +86,6 @@ _COMPLETION: Final = frozenset({"prompt", "logprobs", "echo", "best_of"})
 _TEXT_ONLY: Final = "text output is all there is"
 _OLD_TOOLS: Final = "'tools' is the newer form"
 _UNSUPPORTED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "response_format": (({"type": "text"},), "{'type': 'text'}: structured output is not supported yet"),
     "functions": (([],), f"left out: {_OLD_TOOLS}"),
     "function_call": (("none", "auto"), f"left out: {_OLD_TOOLS}"),
     "modalities": ((["text"],), f"['text']: {_TEXT_ONLY}"),
@@ -108,6 +118,12 @@ class ChatBody(_Body):
     """Fields of `ChatOptions`."""
     parallel_tool_calls: bool = True
     """Whether an answer may have more than one call."""
+
+    @property
+    def names_function(self) -> bool:
+        """Whether the function that must be called is named."""
+        choice = self.template.get("tool_choice")
+        return isinstance(choice, Mapping) and choice.get("type") == "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +211,9 @@ def _given(body: Any, own: frozenset[str]) -> dict[str, Any]:
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {name: given[name] for name in (*_SAMPLING, "max_tokens") if name in given}
+    constraint = StructuredOutputsParams.of_body(given)
+    if constraint is not None:
+        sampling["structured_outputs"] = constraint
     if "logit_bias" in given:
         sampling["logit_bias"] = _logit_bias(given["logit_bias"])
     return sampling
@@ -236,22 +255,15 @@ def _common(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The tools of a chat that has some, and whether they may be used."""
-    choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        allowed = "'auto' or 'none': to force a call takes structured output, which is not supported yet"
-        raise ParameterError("tool_choice", choice, allowed)
+    """The tools of a chat, and whether they may or must be used."""
     tools = given.get("tools", [])
     if not isinstance(tools, list):
         raise ParameterError("tools", tools, "a list of tools")
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise ParameterError(f"tools[{i}]", tool, "an object of type 'function' whose 'function' has a name")
-        parameters = function.get("parameters")
-        if parameters is not None and not isinstance(parameters, Mapping):
-            raise ParameterError(f"tools[{i}].function.parameters", parameters, "a JSON Schema object")
-    return {"tools": tools, "tool_choice": choice} if tools else {}
+    fields: dict[str, Any] = {"tools": tools, "parallel_tool_calls": _flag(given, "parallel_tool_calls", default=True)}
+    if "tool_choice" in given:
+        fields["tool_choice"] = given["tool_choice"]
+    ChatOptions(**fields)
+    return fields if tools else {}
 
 
 def _flag(given: Mapping[str, Any], name: str, shown: str | None = None, *, default: bool = False) -> bool:

@@ -34,7 +34,13 @@ class Echo:
 
 
 def chat_reply(
-    reply_id: str, model: str, output: RequestOutput, top_logprobs: int = 0, *, parallel_tool_calls: bool = True
+    reply_id: str,
+    model: str,
+    output: RequestOutput,
+    top_logprobs: int = 0,
+    *,
+    parallel_tool_calls: bool = True,
+    names_function: bool = False,
 ) -> dict[str, Any]:
     """The body of an answered `/v1/chat/completions`.
 
@@ -44,12 +50,14 @@ def chat_reply(
         output: the answer to a chat.
         top_logprobs: how many likeliest tokens were asked for.
         parallel_tool_calls: if not, the first call of each message alone is told.
+        names_function: whether the request names the function that must be called; then a call is no decision of the model's,
+            and finishes with `stop`.
     """
     choices = []
     for choice in output.outputs:
         message = _message(choice, parallel_tool_calls)
         # A message that was cut may end inside a call; then the cut is what must be told.
-        called = choice.finish_reason == "stop" and "tool_calls" in message
+        called = choice.finish_reason == "stop" and "tool_calls" in message and not names_function
         choices.append(
             {
                 "index": choice.index,

@@ -170,6 +170,7 @@ class BatchRunner:
                 flight.outputs[0],
                 body.params.logprobs or 0,
                 parallel_tool_calls=body.parallel_tool_calls,
+                names_function=body.names_function,
             )
         else:
             echoes = [self._echo(output) for output in flight.outputs] if body is not None and body.echo else None

@@ -10,19 +10,24 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from octavo._core import EngineCore
-from octavo.engine.plan import StepPlan, StepResult
+from octavo.engine.plan import Int32Array, StepPlan, StepResult
 
 
 class StepInFlight(Protocol):
     """A step whose forward pass has been enqueued."""
 
     step_id: int
+    num_rows: int
     mask_after_step: int
-    """The step that must be committed before this one may be sampled; −1: none (no grammar rows)."""
+    """The step that must be committed before this one may be sampled, 0: at once; −1: it has no grammar rows."""
     sampled: bool
 
-    def sample(self) -> None:
-        """Enqueues the draw of this step's tokens and appends them to the slot state."""
+    def sample(self, masks: Int32Array | None = None) -> None:
+        """Enqueues the draw of this step's tokens and appends them to the slot state.
+
+        Args:
+            masks: `[R, ceil(V / 32)]`: the tokens that each row may draw; given if there are grammar rows.
+        """
 
     def wait(self) -> StepResult:
         """Waits for the device and returns what `commit` needs."""
@@ -51,7 +56,8 @@ def run(core: EngineCore, runner: Runner, plans: Sequence[StepPlan], max_in_flig
     def sample_ready() -> None:
         for step in inflight:
             if not step.sampled and step.mask_after_step <= committed:
-                step.sample()
+                masks = core.masks(step.step_id, step.num_rows) if step.mask_after_step >= 0 else None
+                step.sample(masks)
 
     while not core.is_shut_down():
         plan = plans[turn]

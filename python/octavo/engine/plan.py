@@ -112,6 +112,12 @@ class StepPlan:
         return (high << 32) | (low & 0xFFFFFFFF)
 
     @property
+    def mask_after_step(self) -> int:
+        """The step after whose commit the masks can be made, 0: at once; −1: there are none."""
+        low, high = self.header("mask_after_lo"), self.header("mask_after_hi")
+        return (high << 32) | (low & 0xFFFFFFFF)
+
+    @property
     def num_rows(self) -> int:
         """`R`."""
         return self.header("num_rows")

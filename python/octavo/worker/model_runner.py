@@ -12,6 +12,7 @@ from octavo.engine.plan import LOGPROBS, Int32Array, PromptLogprobs, StepPlan, S
 from octavo.models.decoder import Decoder
 from octavo.sampling.logprobs import Logprobs, prompt_logprobs
 from octavo.sampling.sampler import Sampler, SamplerOutput, SampleRows
+from octavo.sampling.state import uploaded
 from octavo.worker.shared_prefix import SharedPrefix
 from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
@@ -45,10 +46,10 @@ class RunningStep:
         logits: torch.Tensor | None = None,
     ) -> None:
         self.step_id = plan.step_id
-        self.mask_after_step = plan.header("mask_after_step")
+        self.mask_after_step = plan.mask_after_step
         self.sampled = False
         self._runner = runner
-        self._num_rows = plan.num_rows
+        self.num_rows = plan.num_rows
         self._inputs = inputs
         self._hidden = hidden
         self._logits = logits
@@ -63,8 +64,12 @@ class RunningStep:
         self._done: torch.cuda.Event | None = None
 
     @torch.inference_mode()
-    def sample(self) -> None:
-        """Draws the tokens of the rows that are due, appends them to the slot state, and starts their way to the host."""
+    def sample(self, masks: Int32Array | None = None) -> None:
+        """Draws the tokens of the rows that are due, appends them to the slot state, and starts their way to the host.
+
+        Args:
+            masks: int32 `[R, ceil(V / 32)]`, the tokens that the rows of the step may draw; None: any.
+        """
         self.sampled = True
         runner, inputs = self._runner, self._inputs
         count = len(inputs.host_rows)
@@ -81,6 +86,7 @@ class RunningStep:
                 num_tokens=inputs.next_positions,
                 max_num_tokens=self._max_seq_len,
                 token_ids=runner.state.token_ids,
+                grammar_mask=None if masks is None else uploaded(masks[inputs.host_rows], runner.state.device),
             )
             drawn = runner.sampler(self._due_logits(count), rows, runner.state.params)
             runner.inputs.append(inputs, drawn.token_ids[:, 0])
@@ -110,8 +116,8 @@ class RunningStep:
         """Waits for this step, not for those behind it; rows that were not due have 0 sampled tokens."""
         if self._done is not None:
             self._done.synchronize()
-        tokens = np.zeros((self._num_rows, 1), dtype=np.int32)
-        num_sampled = np.zeros(self._num_rows, dtype=np.int32)
+        tokens = np.zeros((self.num_rows, 1), dtype=np.int32)
+        num_sampled = np.zeros(self.num_rows, dtype=np.int32)
         result = StepResult(tokens, num_sampled)
         if self._results is not None:
             assert self._runner.draws is not None, "it has drawn"
@@ -132,9 +138,9 @@ class RunningStep:
             return result
         at = rows[(self._flags & LOGPROBS) != 0]
         width = found.token_ids.shape[1]
-        ids = np.zeros((self._num_rows, 1, width), dtype=np.int32)
-        values = np.zeros((self._num_rows, 1, width), dtype=np.float32)
-        ranks = np.zeros((self._num_rows, 1), dtype=np.int32)
+        ids = np.zeros((self.num_rows, 1, width), dtype=np.int32)
+        values = np.zeros((self.num_rows, 1, width), dtype=np.float32)
+        ranks = np.zeros((self.num_rows, 1), dtype=np.int32)
         ids[at, 0] = found.token_ids.numpy()
         values[at, 0] = found.logprobs.numpy()
         ranks[at, 0] = found.ranks.numpy()

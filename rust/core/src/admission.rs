@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::config::blocks_touched;
-use crate::ids::{BlockId, RequestId, Slot};
+use crate::ids::{BlockId, RequestId, Slot, StepId};
 use crate::params::SamplingParams;
-use crate::plan::{self, FULL_GROUP};
+use crate::plan::{self, FULL_GROUP, flags};
 use crate::queue::{View, match_prefix};
 use crate::request::{self, AddError, AddRequest, Phase, SeqKey, Sequence};
 use crate::scheduler::{Budget, Core};
@@ -47,6 +47,7 @@ impl Core {
             priority,
             tenant,
             namespace,
+            has_grammar,
         } = request;
         let n = params.n;
         // The last token needs no block: its KV is never computed.
@@ -74,12 +75,14 @@ impl Core {
                 settled: 0,
                 in_flight: 0,
                 in_flight_samples: 0,
+                last_sample: StepId(0),
                 in_flight_drafts: 0,
                 max_len,
                 num_prompt: num_prompt_tokens,
                 min_tokens: params.min_tokens,
                 num_drafts: 0,
-                param_flags: request::param_flags(&params),
+                param_flags: request::param_flags(&params)
+                    | plan::flag(has_grammar, flags::GRAMMAR),
                 is_fresh: true,
                 tenant_index: self.tenants.join(tenant),
                 blocks: Vec::new(),

@@ -55,12 +55,14 @@ pub mod header {
     pub const SLOT_INITS_OFFSET: usize = 13;
     /// Words of the plan that are used: what has to be uploaded.
     pub const USED_WORDS: usize = 14;
-    /// The step after whose commit the masks can be made, −1: no masks.
-    pub const MASK_AFTER_STEP: usize = 15;
+    /// Low 32 bits of the step after whose commit the masks can be made, 0: at once; both halves −1: no masks.
+    pub const MASK_AFTER_LO: usize = 15;
     /// Query length of every row if all are decode rows of the same one, else 0.
     pub const GRAPH_KEY: usize = 16;
     /// OR of all row flags.
     pub const FLAGS: usize = 17;
+    /// High 32 bits of that step.
+    pub const MASK_AFTER_HI: usize = 18;
 }
 
 /// Row flags.
@@ -201,6 +203,8 @@ pub(crate) struct PlanDraft {
     pub(crate) unfinished: Vec<SeqKey>,
     /// Somebody waits for blocks: those that come after take none.
     pub(crate) is_short: bool,
+    /// The step after whose commit the masks of all rows can be made, 0: at once; none: no row has one.
+    pub(crate) mask_after: Option<StepId>,
     block_writes: Vec<i32>,
     slot_inits: Vec<i32>,
     num_slot_inits: usize,
@@ -213,6 +217,7 @@ impl PlanDraft {
         self.prefilling.clear();
         self.unfinished.clear();
         self.is_short = false;
+        self.mask_after = None;
         self.block_writes.clear();
         self.slot_inits.clear();
         self.num_slot_inits = 0;
@@ -304,7 +309,8 @@ impl PlanDraft {
         head[header::NUM_SLOT_INITS] = self.num_slot_inits as i32;
         head[header::SLOT_INITS_OFFSET] = slot_inits_at as i32;
         head[header::USED_WORDS] = used as i32;
-        head[header::MASK_AFTER_STEP] = -1;
+        (head[header::MASK_AFTER_LO], head[header::MASK_AFTER_HI]) =
+            self.mask_after.map_or((-1, -1), |step| split(step.0));
         head[header::GRAPH_KEY] = if is_uniform {
             totals.max_query as i32
         } else {

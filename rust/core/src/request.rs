@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::cache::{Cursor, KvCache};
-use crate::ids::{BlockId, Namespace, RequestId, Slot, TenantId};
+use crate::ids::{BlockId, Namespace, RequestId, Slot, StepId, TenantId};
 use crate::output::FinishReason;
 use crate::params::SamplingParams;
 use crate::plan::{self, flags};
@@ -30,6 +30,8 @@ pub struct AddRequest {
     pub tenant: TenantId,
     /// Prefixes are shared within it only.
     pub namespace: Namespace,
+    /// A grammar restricts its tokens: what it allows depends on all tokens before.
+    pub has_grammar: bool,
 }
 
 impl AddRequest {
@@ -44,6 +46,7 @@ impl AddRequest {
             priority: 0,
             tenant: TenantId::default(),
             namespace: Namespace::default(),
+            has_grammar: false,
         }
     }
 }
@@ -196,6 +199,8 @@ pub(crate) struct Sequence {
     pub(crate) in_flight: u32,
     /// Rows in flight that sample: each gives one token at least.
     pub(crate) in_flight_samples: u32,
+    /// The last step with a row that samples.
+    pub(crate) last_sample: StepId,
     /// Length at which the sequence ends.
     pub(crate) max_len: u32,
     pub(crate) num_prompt: u32,
@@ -257,6 +262,17 @@ impl Sequence {
     /// Order among running sequences.
     pub(crate) fn rank(&self) -> (i32, u64) {
         (self.priority, self.arrival)
+    }
+
+    /// Notes a row that samples in `step`. With a grammar: the step whose tokens its mask needs, 0 if all are known.
+    pub(crate) fn note_sample(&mut self, step: StepId) -> Option<StepId> {
+        let before = match self.in_flight_samples {
+            0 => StepId(0),
+            _ => self.last_sample,
+        };
+        self.last_sample = step;
+        self.in_flight_samples += 1;
+        (self.param_flags & flags::GRAMMAR != 0).then_some(before)
     }
 
     /// Whether known tokens are left that a step has to compute before it can sample.

@@ -60,7 +60,22 @@ pub struct Core {
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) id: StepId,
+    /// As [`PlanDraft::mask_after`].
+    pub(crate) mask_after: Option<StepId>,
     pub(crate) rows: Vec<Row>,
+}
+
+/// A row of a step whose draw a grammar restricts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedRow<'a> {
+    /// Index in the step.
+    pub row: u32,
+    /// The request.
+    pub id: RequestId,
+    /// The choice.
+    pub choice: u32,
+    /// Output tokens that are known.
+    pub outputs: &'a [u32],
 }
 
 /// What a sequence gave back while steps were in flight: everything, or (without a slot) blocks that left their windows.
@@ -178,6 +193,33 @@ impl Core {
         rows.filter_map(|row| Some(self.seqs.get(row.key)?.id))
     }
 
+    /// Whether a choice of the request lives.
+    pub fn has_request(&self, id: RequestId) -> bool {
+        self.requests.contains_key(&id)
+    }
+
+    /// Whether the step's draw waits for masks whose tokens are not all known yet.
+    pub fn waits_for_masks(&self, step: StepId) -> bool {
+        let step = self.in_flight.iter().find(|other| other.id == step);
+        step.is_some_and(|step| step.mask_after > Some(self.last_committed))
+    }
+
+    /// The rows of a step in flight that need a mask, of sequences that still live.
+    pub fn masked_rows(&self, step: StepId) -> impl Iterator<Item = MaskedRow<'_>> {
+        let step = self.in_flight.iter().find(|other| other.id == step);
+        let rows = step.into_iter().flat_map(|step| (0..).zip(&step.rows));
+        rows.filter(|(_, row)| row.samples() && row.flags & flags::GRAMMAR != 0)
+            .filter_map(|(index, row)| {
+                let sequence = self.seqs.get(row.key)?;
+                Some(MaskedRow {
+                    row: index,
+                    id: sequence.id,
+                    choice: sequence.choice,
+                    outputs: &sequence.tokens[sequence.num_prompt as usize..],
+                })
+            })
+    }
+
     /// The last scheduled step; 0 before the first.
     pub fn last_scheduled(&self) -> StepId {
         self.last_step
@@ -189,7 +231,8 @@ impl Core {
     }
 
     /// Makes the next step and writes its plan. None if nothing can be scheduled now: `max_in_flight` steps are in flight, or everything
-    /// waits for a commit, or there is no work.
+    /// waits for a commit, or there is no work. Nor behind a step whose masks wait for a commit: its logits must be drawn from before the
+    /// next ones come.
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Layout::total_words`].
@@ -200,7 +243,9 @@ impl Core {
             "a plan needs {words} words, the buffer has {}",
             buffer.len()
         );
-        if self.in_flight.len() >= self.config.max_in_flight as usize {
+        if self.in_flight.len() >= self.config.max_in_flight as usize
+            || self.waits_for_masks(self.last_step)
+        {
             return None;
         }
         self.slide_windows();
@@ -230,6 +275,7 @@ impl Core {
         let rows = std::mem::replace(&mut self.draft.decode_rows, empty);
         self.in_flight.push_back(Step {
             id: self.last_step,
+            mask_after: self.draft.mask_after,
             rows,
         });
         Some(self.last_step)
@@ -309,8 +355,9 @@ impl Core {
         sequence.computed_bound += 1 + drafts;
         sequence.tokens_bound += 1 + drafts;
         sequence.in_flight += 1;
-        sequence.in_flight_samples += 1;
         sequence.in_flight_drafts += drafts;
+        let mask_after = sequence.note_sample(StepId(self.last_step.0 + 1));
+        self.draft.mask_after = self.draft.mask_after.max(mask_after);
         self.tenants.charge(sequence.tenant_index, 1 + drafts);
         self.draft.decode_rows.push(row);
     }
@@ -384,7 +431,8 @@ impl Core {
         if sequence.computed_bound == sequence.num_tokens() {
             row.flags |= flags::SAMPLE;
             sequence.tokens_bound += 1;
-            sequence.in_flight_samples += 1;
+            let mask_after = sequence.note_sample(StepId(self.last_step.0 + 1));
+            self.draft.mask_after = self.draft.mask_after.max(mask_after);
         }
         if sequence.computed_bound >= sequence.num_prompt && !sequence.held.is_empty() {
             let held = std::mem::take(&mut sequence.held);

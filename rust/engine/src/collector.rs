@@ -244,6 +244,13 @@ impl Collector {
         Some(update)
     }
 
+    /// Whether a choice of the request has not ended.
+    pub(crate) fn is_unfinished(&self, id: RequestId) -> bool {
+        self.requests
+            .get(&id)
+            .is_some_and(|request| !request.ended())
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.requests.len()
     }

@@ -1,6 +1,6 @@
 //! The control plane with its threads: requests come from any thread, steps belong to the loop's thread.
 //!
-//! Locks are taken in the order *inbox, core, collector, mailbox* and never held while Python runs.
+//! Locks are taken in the order *inbox, core, masks, collector, mailbox* and never held while Python runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,13 +13,16 @@ use octavo_core::params::{Limits, ParamError, SamplingParams};
 use octavo_core::request::{AddError, AddRequest};
 use octavo_core::scheduler::Core;
 use octavo_core::stats::Stats;
+use octavo_grammar::compiler::{Compiler, Grammar, GrammarError, Vocabulary};
 use octavo_text::output::{ChoiceText, OutputError, TextOptions};
 use octavo_text::tokenizer::Tokenizer;
+use octavo_wire::GrammarSource;
 use thiserror::Error;
 
 use crate::collector::{Collector, NewRequest, NewTokens};
 use crate::journal::Journal;
 use crate::mailbox::Mailbox;
+use crate::masks::Masks;
 use crate::update::{Finish, PositionLogprobs, Update};
 
 /// A request as its caller gives it.
@@ -45,6 +48,8 @@ pub struct Submission {
     pub namespace: Namespace,
     /// Report every step instead of the end alone.
     pub stream: bool,
+    /// What its outputs must be.
+    pub grammar: Option<Arc<GrammarSource>>,
 }
 
 /// Log-probabilities of a step's sampled tokens: `[R * (1 + k) * width]` and `[R * (1 + k)]`, row-major.
@@ -89,6 +94,12 @@ pub enum EngineError {
     /// A size the control plane cannot work with.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A grammar that cannot be compiled.
+    #[error("the grammar cannot be used: {0}")]
+    Grammar(#[from] GrammarError),
+    /// A grammar is over text.
+    #[error("structured output needs the tokenizer, and the engine runs without one")]
+    NoTokenizer,
     /// Stop strings that cannot be searched for.
     #[error(transparent)]
     Text(#[from] OutputError),
@@ -97,9 +108,12 @@ pub enum EngineError {
     ShutDown(String),
 }
 
+/// A request that the core has not seen.
+type Added = (AddRequest, Option<Arc<Grammar>>);
+
 #[derive(Debug, Default)]
 struct Inbox {
-    added: Vec<AddRequest>,
+    added: Vec<Added>,
     /// Requests, or one choice of each.
     aborted: Vec<(RequestId, Option<u32>)>,
     /// Why the engine takes no more requests.
@@ -116,11 +130,13 @@ pub struct Engine {
     config: CoreConfig,
     limits: Limits,
     tokenizer: Option<Arc<Tokenizer>>,
+    grammars: Option<Compiler>,
     next_id: AtomicU64,
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox changes.
     changed: Condvar,
     core: Mutex<Core>,
+    masks: Mutex<Masks>,
     collector: Mutex<Collector>,
     journal: OnceLock<Mutex<Journal>>,
 }
@@ -134,7 +150,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
-    /// An engine with no requests. Without a tokenizer it gives token ids only.
+    /// An engine with no requests. Without a tokenizer it gives token ids only. `eos_token_ids` end outputs that have a grammar.
     ///
     /// # Errors
     /// A size that the control plane cannot work with.
@@ -142,8 +158,18 @@ impl Engine {
         config: CoreConfig,
         limits: Limits,
         tokenizer: Option<Arc<Tokenizer>>,
+        eos_token_ids: Vec<u32>,
     ) -> Result<Self, EngineError> {
+        let grammars = tokenizer.clone().map(|tokenizer| {
+            Compiler::new(Vocabulary {
+                tokenizer,
+                vocab_size: config.vocab_size,
+                eos_token_ids,
+            })
+        });
         Ok(Self {
+            masks: Mutex::new(Masks::new(config.vocab_size)),
+            grammars,
             core: Mutex::new(Core::new(config.clone())?),
             config,
             limits,
@@ -169,7 +195,7 @@ impl Engine {
     /// # Errors
     /// The request can never run, or the engine has ended.
     pub fn add(
-        &self,
+        self: &Arc<Self>,
         submission: Submission,
         mailbox: &Arc<Mailbox>,
     ) -> Result<RequestId, EngineError> {
@@ -183,7 +209,7 @@ impl Engine {
     /// # Errors
     /// The request can never run, or the engine has ended.
     pub fn add_as(
-        &self,
+        self: &Arc<Self>,
         id: RequestId,
         submission: Submission,
         mailbox: &Arc<Mailbox>,
@@ -199,8 +225,12 @@ impl Engine {
             tenant,
             namespace,
             stream,
+            grammar,
         } = submission;
         params.validate(self.config.vocab_size, &self.limits)?;
+        if grammar.is_some() {
+            params.validate_with_grammar()?;
+        }
         let texts = (0..params.n)
             .map(|_| {
                 ChoiceText::new(
@@ -233,16 +263,59 @@ impl Engine {
             priority,
             tenant,
             namespace,
+            has_grammar: grammar.is_some(),
         };
         lock(&self.core).check_request(&request)?;
+        let compiler = match (&grammar, &self.grammars) {
+            (Some(_), None) => return Err(EngineError::NoTokenizer),
+            (_, compiler) => compiler,
+        };
         let mut inbox = lock(&self.inbox);
         if let Some(reason) = &inbox.closed {
             return Err(EngineError::ShutDown(reason.clone()));
         }
         // Before the loop can see the request, so that its first output finds it.
         lock(&self.collector).insert(new);
-        inbox.added.push(request);
+        if let (Some(source), Some(compiler)) = (grammar, compiler) {
+            drop(inbox);
+            let engine = Arc::downgrade(self);
+            compiler.request(source, move |result| {
+                if let Some(engine) = engine.upgrade() {
+                    engine.add_compiled(request, result);
+                }
+            });
+            return Ok(());
+        }
+        inbox.added.push((request, None));
         self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The grammar of a request is compiled, or cannot be.
+    fn add_compiled(&self, request: AddRequest, result: Result<Arc<Grammar>, GrammarError>) {
+        let mut inbox = lock(&self.inbox);
+        let mut collector = lock(&self.collector);
+        match result {
+            // An abort tells the collector before it looks into the inbox.
+            Ok(grammar) if collector.is_unfinished(request.id) => {
+                inbox.added.push((request, Some(grammar)));
+                self.changed.notify_all();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let reason = EngineError::from(error).to_string();
+                collector.end(request.id, &Finish::Error, Some(reason));
+            }
+        }
+    }
+
+    /// Compiles a grammar and keeps it for the requests that will have it; waits for that at most a few seconds.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn check_grammar(&self, source: Arc<GrammarSource>) -> Result<(), EngineError> {
+        let compiler = self.grammars.as_ref().ok_or(EngineError::NoTokenizer)?;
+        compiler.compile(source)?;
         Ok(())
     }
 
@@ -381,10 +454,15 @@ impl Engine {
             )
         };
         let mut core = lock(&self.core);
-        for request in added {
+        let mut masks = lock(&self.masks);
+        for (request, grammar) in added {
             let id = request.id;
-            if let Err(error) = core.add(request) {
-                lock(&self.collector).end(id, &Finish::Error, Some(error.to_string()));
+            match (core.add(request), grammar) {
+                (Ok(()), Some(grammar)) => masks.insert(id, grammar),
+                (Ok(()), None) => {}
+                (Err(error), _) => {
+                    lock(&self.collector).end(id, &Finish::Error, Some(error.to_string()))
+                }
             }
         }
         for (id, choice) in aborted {
@@ -394,16 +472,29 @@ impl Engine {
             }
         }
         let step = core.schedule(plan);
-        if step.is_some() {
+        if let Some(step) = step {
+            masks.begin(&core, step);
             self.note(&core);
         }
         if core.has_ended() {
             let mut collector = lock(&self.collector);
+            let mut ended = Vec::new();
             core.take_ended(&mut |output: Output<'_>| {
                 deliver(&mut collector, &output, 1, None, &[]);
+                ended.push((output.id, output.choice));
             });
+            for (id, choice) in ended {
+                masks.remove(id, choice, &core);
+            }
         }
         step
+    }
+
+    /// The masks of a step in flight, `[num_rows * ceil(V / 32)]`: bit `i % 32` of a row's word `i / 32` allows token `i`. Waits for those
+    /// that are being made, with nothing locked.
+    pub fn masks(&self, step: StepId, num_rows: usize) -> Vec<i32> {
+        let collection = lock(&self.masks).take(step);
+        collection.collect(num_rows)
     }
 
     /// Settles a step: tokens become known, finished requests let go of their blocks, news goes out.
@@ -426,9 +517,14 @@ impl Engine {
             return Err(EngineError::Scores(results.step_id));
         }
         let mut core = lock(&self.core);
+        let mut masks = lock(&self.masks);
         let mut collector = lock(&self.collector);
         let mut stopped: Vec<(RequestId, u32)> = Vec::new();
+        let mut ended: Vec<(RequestId, u32)> = Vec::new();
         core.commit(&results, &mut |output: Output<'_>| {
+            if output.finish.is_some() {
+                ended.push((output.id, output.choice));
+            }
             if deliver(
                 &mut collector,
                 &output,
@@ -438,10 +534,19 @@ impl Engine {
             ) {
                 stopped.push((output.id, output.choice));
             }
+            if output.finish == Some(FinishReason::Error)
+                && let Some(reason) = masks.error(output.id, output.choice)
+            {
+                collector.explain(output.id, &format!("its grammar allows no token: {reason}"));
+            }
         })?;
+        for (id, choice) in ended {
+            masks.remove(id, choice, &core);
+        }
         for (id, choice) in stopped {
             core.abort_choice(id, choice);
         }
+        masks.begin(&core, core.last_scheduled());
         self.note(&core);
         Ok(())
     }

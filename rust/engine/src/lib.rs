@@ -8,4 +8,5 @@ pub mod engine;
 pub mod journal;
 pub mod link;
 pub mod mailbox;
+mod masks;
 pub mod update;

@@ -141,7 +141,7 @@ impl Shared {
         }
     }
 
-    fn add(&self, engine: &Engine, request: AddRequest) {
+    fn add(&self, engine: &Arc<Engine>, request: AddRequest) {
         let id = request.id;
         let submission = Submission {
             tokens: request.tokens,
@@ -154,6 +154,7 @@ impl Shared {
             tenant: TenantId(request.tenant),
             namespace: Namespace(request.namespace),
             stream: true,
+            grammar: request.grammar,
         };
         if let Err(error) = engine.add_as(RequestId(id), submission, &self.mailbox) {
             let message = error.to_string();

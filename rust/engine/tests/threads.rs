@@ -33,7 +33,7 @@ fn config() -> CoreConfig {
 }
 
 fn engine() -> Arc<Engine> {
-    Arc::new(Engine::new(config(), Limits::default(), None).unwrap())
+    Arc::new(Engine::new(config(), Limits::default(), None, Vec::new()).unwrap())
 }
 
 fn submission(prompt: &[u32], max_tokens: u32, stream: bool) -> Submission {
@@ -51,6 +51,7 @@ fn submission(prompt: &[u32], max_tokens: u32, stream: bool) -> Submission {
         tenant: TenantId(0),
         namespace: Namespace(0),
         stream,
+        grammar: None,
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use numpy::{
-    PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArray3, PyReadwriteArray1, PyUntypedArrayMethods,
+    PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArray3,
+    PyReadwriteArray1, PyUntypedArrayMethods,
 };
 use octavo_core::config::{self, CacheGroup, CoreConfig};
 use octavo_core::ids::{Namespace, RequestId, StepId, TenantId};
@@ -22,6 +23,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::grammar::PyGrammarSource;
 use crate::text::PyTokenizer;
 
 /// `(ids, log-probabilities, rank)` of one position.
@@ -225,7 +227,8 @@ impl PyEngineCore {
 impl PyEngineCore {
     #[new]
     #[pyo3(signature = (*, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, max_in_flight,
-        vocab_size, enable_prefix_caching, host_state, group_windows, bytes_per_block, max_logprobs, tokenizer=None, max_draft_tokens=0))]
+        vocab_size, enable_prefix_caching, host_state, group_windows, bytes_per_block, max_logprobs, tokenizer=None, max_draft_tokens=0,
+        eos_token_ids=Vec::new()))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of the Python constructor"
@@ -245,6 +248,7 @@ impl PyEngineCore {
         max_logprobs: i64,
         tokenizer: Option<&PyTokenizer>,
         max_draft_tokens: u32,
+        eos_token_ids: Vec<u32>,
     ) -> PyResult<Self> {
         let config = CoreConfig {
             block_size,
@@ -266,8 +270,13 @@ impl PyEngineCore {
             max_logprobs,
             ..Limits::default()
         };
-        let engine =
-            Engine::new(config, limits, tokenizer.map(PyTokenizer::share)).map_err(value_error)?;
+        let engine = Engine::new(
+            config,
+            limits,
+            tokenizer.map(PyTokenizer::share),
+            eos_token_ids,
+        )
+        .map_err(value_error)?;
         Ok(Self {
             engine: Arc::new(engine),
         })
@@ -310,7 +319,7 @@ impl PyEngineCore {
     }
 
     #[pyo3(signature = (prompt, params, mailbox, *, eos_token_ids, bad_words, priority=0, tenant=0, namespace=0, stream=false,
-        shown_special_ids=Vec::new()))]
+        shown_special_ids=Vec::new(), grammar=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of the Python method"
@@ -328,6 +337,7 @@ impl PyEngineCore {
         namespace: u64,
         stream: bool,
         shown_special_ids: Vec<u32>,
+        grammar: Option<&PyGrammarSource>,
     ) -> PyResult<u64> {
         let submission = Submission {
             num_prompt_tokens: prompt.len() as u32,
@@ -342,9 +352,16 @@ impl PyEngineCore {
             tenant: TenantId(tenant),
             namespace: Namespace(namespace),
             stream,
+            grammar: grammar.map(|grammar| Arc::clone(&grammar.0)),
         };
         py.detach(|| self.engine.add(submission, &mailbox.inner))
             .map(|id| id.0)
+            .map_err(value_error)
+    }
+
+    /// Compiles a grammar and keeps it for the requests that will have it.
+    fn check_grammar(&self, py: Python<'_>, grammar: &PyGrammarSource) -> PyResult<()> {
+        py.detach(|| self.engine.check_grammar(Arc::clone(&grammar.0)))
             .map_err(value_error)
     }
 
@@ -360,6 +377,18 @@ impl PyEngineCore {
     fn schedule(&self, py: Python<'_>, mut buffer: PyReadwriteArray1<'_, i32>) -> PyResult<bool> {
         let words = buffer.as_slice_mut()?;
         Ok(py.detach(|| self.engine.schedule(words)).is_some())
+    }
+
+    /// The masks of a step in flight, int32 `[num_rows, ceil(V / 32)]`; waits for those that are being made.
+    fn masks<'py>(
+        &self,
+        py: Python<'py>,
+        step_id: u64,
+        num_rows: usize,
+    ) -> PyResult<Bound<'py, PyArray2<i32>>> {
+        let masks = py.detach(|| self.engine.masks(StepId(step_id), num_rows));
+        let width = self.engine.config().vocab_size.div_ceil(32) as usize;
+        PyArray1::from_vec(py, masks).reshape([num_rows, width])
     }
 
     #[pyo3(signature = (step_id, tokens, num_sampled, next_drafts=None, logprob_ids=None, logprobs=None, logprob_ranks=None,

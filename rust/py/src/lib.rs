@@ -2,6 +2,7 @@
 
 mod cpu;
 mod engine;
+mod grammar;
 mod ids;
 mod plan;
 mod server;
@@ -14,6 +15,11 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("PLAN", plan::constants(m.py())?)?;
     m.add("TemplateError", m.py().get_type::<text::TemplateError>())?;
+    m.add("FieldError", m.py().get_type::<grammar::FieldError>())?;
+    m.add_class::<grammar::PyGrammarSource>()?;
+    m.add_function(wrap_pyfunction!(grammar::structured_outputs, m)?)?;
+    m.add_function(wrap_pyfunction!(grammar::structured_outputs_of_body, m)?)?;
+    m.add_function(wrap_pyfunction!(grammar::choose_tools, m)?)?;
     m.add_class::<cpu::PyPackedMatrix>()?;
     m.add_function(wrap_pyfunction!(cpu::rms_norm, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::add_rms_norm, m)?)?;

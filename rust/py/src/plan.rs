@@ -4,7 +4,7 @@ use octavo_core::plan::{self, Layout, flags, header};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-const HEADER: [(&str, usize); 18] = [
+const HEADER: [(&str, usize); 19] = [
     ("magic", header::MAGIC),
     ("step_lo", header::STEP_LO),
     ("step_hi", header::STEP_HI),
@@ -20,9 +20,10 @@ const HEADER: [(&str, usize); 18] = [
     ("num_slot_inits", header::NUM_SLOT_INITS),
     ("slot_inits_offset", header::SLOT_INITS_OFFSET),
     ("used_words", header::USED_WORDS),
-    ("mask_after_step", header::MASK_AFTER_STEP),
+    ("mask_after_lo", header::MASK_AFTER_LO),
     ("graph_key", header::GRAPH_KEY),
     ("flags", header::FLAGS),
+    ("mask_after_hi", header::MASK_AFTER_HI),
 ];
 
 /// Fixed words of a `slot_init` entry, in order.

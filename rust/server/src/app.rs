@@ -22,7 +22,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyValue, CorsLayer};
 
 use crate::auth::ApiKeys;
 use crate::config::ServerConfig;
-use crate::engine::{NewRequest, Registry, SubmitError, Ticket};
+use crate::engine::{NewRequest, Registry, RequestGrammar, SubmitError, Ticket};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -144,10 +144,14 @@ impl App {
         &self,
         prompt: Vec<u32>,
         sampling: &Sampling,
+        grammar: Option<RequestGrammar>,
         model: &Model,
         tenant: Tenant,
     ) -> Result<NewRequest, ApiError> {
         let params = sampling.resolve(prompt.len(), model.info.max_model_len)?;
+        if grammar.is_some() {
+            params.validate_with_grammar()?;
+        }
         let longest = prompt.len() + params.max_tokens as usize;
         Ok(NewRequest {
             namespace: model.namespace(sampling.cache_salt.as_deref(), longest),
@@ -155,15 +159,19 @@ impl App {
             params,
             priority: sampling.priority,
             tenant: tenant.0,
+            grammar,
         })
     }
 
-    /// Gives requests to the engine, all or none.
-    pub(crate) fn submit(
+    /// Gives requests of one body to the engine, all or none; a grammar must compile first.
+    pub(crate) async fn submit(
         &self,
         requests: Vec<NewRequest>,
         model: &Model,
     ) -> Result<Ticket, ApiError> {
+        if let Some(grammar) = requests.first().and_then(|new| new.grammar.as_ref()) {
+            model.check_grammar(grammar).await?;
+        }
         let limit = model.info.max_num_seqs as usize + self.config.max_queued_requests;
         let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
         let submitted = self.registry.submit(requests, limit);

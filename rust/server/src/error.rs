@@ -6,6 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use octavo_core::params::ParamError;
+use octavo_grammar::constraint::FieldError;
 use serde_json::{Value, json};
 
 /// Characters of a wrong value that a message shows.
@@ -212,6 +213,12 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> Self {
+        Self::field(&error.param, error.allowed, &error.value)
     }
 }
 

@@ -3,13 +3,17 @@
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
 use octavo_core::params::Limits;
+use octavo_grammar::compiler::{Compiler, GrammarError, TIMEOUT, Vocabulary};
 use octavo_text::gguf::Gguf;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_wire::ModelInfo;
+use tokio::sync::oneshot;
 
 use crate::config::ServerConfig;
+use crate::engine::RequestGrammar;
 use crate::error::ApiError;
 use crate::protocol::ChatFormat;
 
@@ -23,6 +27,8 @@ pub(crate) struct Model {
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) chat: Option<ChatFormat>,
     pub(crate) limits: Limits,
+    /// Says whether a grammar compiles before the engine sees it.
+    grammars: Option<Arc<Compiler>>,
     /// Secret and new in every process, so that nobody can choose two salts with one digest.
     digests: RandomState,
 }
@@ -54,7 +60,19 @@ impl Model {
             max_logprobs: info.max_logprobs,
             ..Limits::default()
         };
+        let grammars = tokenizer.clone().map(|tokenizer| {
+            let compiler = Arc::new(Compiler::new(Vocabulary {
+                tokenizer,
+                vocab_size: info.vocab_size,
+                eos_token_ids: info.eos_token_ids.clone(),
+            }));
+            // Nobody waits for it but the first request with a grammar.
+            let preparing = Arc::clone(&compiler);
+            thread::spawn(move || preparing.prepare());
+            compiler
+        });
         Ok(Self {
+            grammars,
             info,
             tokenizer,
             chat,
@@ -69,6 +87,30 @@ impl Model {
             ApiError::invalid(
                 "this server runs without a tokenizer: it takes and gives token ids only",
             )
+        })
+    }
+
+    /// Waits until a grammar is compiled, at most a few seconds; the error names its field.
+    pub(crate) async fn check_grammar(&self, grammar: &RequestGrammar) -> Result<(), ApiError> {
+        let Some(compiler) = &self.grammars else {
+            self.require_tokenizer()?;
+            return Ok(());
+        };
+        let (sender, receiver) = oneshot::channel();
+        compiler.request(Arc::clone(&grammar.source), |result| {
+            // A client that waits no longer does not listen.
+            drop(sender.send(result.map(drop)));
+        });
+        let result = match tokio::time::timeout(TIMEOUT, receiver).await {
+            Ok(Ok(result)) => result,
+            _ => Err(GrammarError::TimedOut),
+        };
+        result.map_err(|error| match error {
+            GrammarError::Busy { max } => ApiError::queue_full(max),
+            error => ApiError {
+                param: Some(grammar.param.clone()),
+                ..ApiError::invalid(format!("{} cannot be used: {error}", grammar.param))
+            },
         })
     }
 

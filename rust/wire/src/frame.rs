@@ -82,7 +82,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{AddRequest, ChoiceUpdate, Finish, FromEngine, PositionLogprobs, ToEngine, Update};
+    use std::sync::Arc;
+
+    use crate::{
+        AddRequest, ChoiceUpdate, Finish, FromEngine, GrammarPart, GrammarSource, PositionLogprobs,
+        Syntax, ToEngine, Update,
+    };
 
     fn add(tokens: Vec<u32>, bias: Vec<(u32, f32)>) -> ToEngine {
         ToEngine::Add(Box::new(AddRequest {
@@ -99,6 +104,13 @@ mod tests {
             priority: -1,
             tenant: 1 << 63,
             namespace: 7,
+            grammar: Some(Arc::new(GrammarSource {
+                parts: vec![GrammarPart {
+                    name: "a".to_owned(),
+                    syntax: Syntax::Lark,
+                    text: "start: /é/".to_owned(),
+                }],
+            })),
         }))
     }
 

@@ -1,19 +1,21 @@
 //! What the front and an engine process say to each other: typed messages, and the frames that carry them.
 //!
-//! Token ids only, never text. A frame is a length (`u32`, little-endian) and one MessagePack value. The engine's first message is
+//! Token ids only, no text but that of a grammar. A frame is a length (`u32`, little-endian) and one MessagePack value. The engine's first message is
 //! [`FromEngine::Hello`]; a front hangs up on a version that is not its own.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod frame;
+mod grammar;
 pub mod journal;
 mod message;
 
 pub use frame::{Decoder, MAX_FRAME_BYTES, WireError, encode};
+pub use grammar::{GrammarPart, GrammarSource, Syntax};
 pub use message::{
     AddRequest, ChoiceUpdate, Finish, FromEngine, ModelInfo, PositionLogprobs, Progress,
     SamplingDefaults, ToEngine, Update,
 };
 
 /// Changes with every change of a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;

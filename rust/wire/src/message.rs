@@ -3,6 +3,9 @@
 use octavo_core::params::SamplingParams;
 use octavo_core::stats::Stats;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+use crate::grammar::GrammarSource;
 
 /// From the front to an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +54,8 @@ pub struct AddRequest {
     pub tenant: u64,
     /// Prefixes are shared within it only.
     pub namespace: u64,
+    /// What its outputs must be.
+    pub grammar: Option<Arc<GrammarSource>>,
 }
 
 /// From an engine to the front.

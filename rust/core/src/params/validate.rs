@@ -85,6 +85,14 @@ pub enum ParamError {
         /// `max_tokens`.
         max_tokens: u32,
     },
+    /// A grammar alone says when an output may end.
+    #[error(
+        "{param} must be left out with structured output or forced calls, which end where their grammar does"
+    )]
+    WithGrammar {
+        /// The parameter's name.
+        param: &'static str,
+    },
     /// Bans, allow-list and stop ids that `min_tokens` bans leave no token for the first output.
     #[error("{param} must be such that a token is left: every token is banned or not allowed")]
     NothingLeft {
@@ -100,6 +108,7 @@ impl ParamError {
             Self::OutOfRange { param, .. }
             | Self::TooManyEntries { param, .. }
             | Self::OutOfVocabulary { param, .. }
+            | Self::WithGrammar { param }
             | Self::NothingLeft { param } => param,
             Self::EmptyBadWord { .. } => "bad_words",
             Self::MinAboveMax { .. } => "min_tokens",
@@ -165,6 +174,22 @@ fn in_vocabulary(
 }
 
 impl SamplingParams {
+    /// Checks what a grammar leaves no sense to: behind its end nothing but an end of sequence may come.
+    ///
+    /// # Errors
+    /// The parameter that asks for more.
+    pub fn validate_with_grammar(&self) -> Result<(), ParamError> {
+        match (self.ignore_eos, self.min_tokens) {
+            (true, _) => Err(ParamError::WithGrammar {
+                param: "ignore_eos",
+            }),
+            (_, 1..) => Err(ParamError::WithGrammar {
+                param: "min_tokens",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks every parameter against its range, the vocabulary and the engine's limits.
     ///
     /// # Errors

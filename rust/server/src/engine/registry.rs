@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use octavo_core::params::SamplingParams;
-use octavo_wire::{AddRequest, ChoiceUpdate, Finish, PositionLogprobs, ToEngine, Update};
+use octavo_wire::{
+    AddRequest, ChoiceUpdate, Finish, GrammarSource, PositionLogprobs, ToEngine, Update,
+};
 use tokio::sync::{Notify, mpsc};
 
 use super::blame::Blame;
@@ -23,6 +25,15 @@ pub(crate) struct NewRequest {
     pub(crate) priority: i32,
     pub(crate) tenant: u64,
     pub(crate) namespace: u64,
+    /// What its outputs must be.
+    pub(crate) grammar: Option<RequestGrammar>,
+}
+
+/// A grammar, and the field that asked for it.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestGrammar {
+    pub(crate) param: String,
+    pub(crate) source: Arc<GrammarSource>,
 }
 
 /// News of one request of a ticket.
@@ -467,6 +478,11 @@ impl Request {
             priority: self.new.priority,
             tenant: self.new.tenant,
             namespace: self.new.namespace,
+            grammar: self
+                .new
+                .grammar
+                .as_ref()
+                .map(|grammar| Arc::clone(&grammar.source)),
         };
         let mut params = self.new.params.clone();
         let is_new = |choice: &Choice| choice.outputs.is_empty() && !choice.ended;

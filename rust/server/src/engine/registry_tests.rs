@@ -4,6 +4,7 @@ const LIMIT: usize = 8;
 
 fn request(n: u32) -> NewRequest {
     NewRequest {
+        grammar: None,
         prompt: vec![10, 11],
         params: SamplingParams {
             n,

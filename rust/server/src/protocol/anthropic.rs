@@ -48,7 +48,7 @@ async fn answer(app: &Arc<App>, tenant: Tenant, body: Bytes) -> Result<Response,
     let mut reader = request.answer.reader()?;
     let lengths = [request.request.prompt.len()];
     let text = &request.sampling.text;
-    let ticket = app.submit(vec![request.request], &model)?;
+    let ticket = app.submit(vec![request.request], &model).await?;
     let mut session = Session::new(
         ticket,
         model.tokenizer.as_ref(),
@@ -147,8 +147,9 @@ impl Request {
         let Rendered { mut ids, answer } = conversation::render(&mut conversation, model)?;
         truncate(&mut ids, &sampling, model.info.max_model_len);
         sampling.text.shown_special_ids = answer.shown_special_ids(model.require_tokenizer()?)?;
+        let grammar = answer.grammar(sampling.constraint.as_ref(), model)?;
         let request = app
-            .new_request(ids, &sampling, model, tenant)
+            .new_request(ids, &sampling, grammar, model, tenant)
             .map_err(|error| error.renamed("prompt", "messages"))?;
         Ok(Self {
             model: name,
@@ -195,14 +196,19 @@ fn to_openai(body: &mut Body) -> Result<Body, ApiError> {
     );
     if let Some(choice) = body.take("tool_choice") {
         let kind = choice["type"].as_str().unwrap_or_default().to_owned();
-        if !matches!(kind.as_str(), "auto" | "none") {
-            let allowed = "of type 'auto' or 'none': to force a call takes structured output, which is not supported yet";
-            return Err(ApiError::field("tool_choice", allowed, &choice));
-        }
+        let resolved = match kind.as_str() {
+            "auto" | "none" => Value::String(kind),
+            "any" => "required".into(),
+            "tool" => json!({"type": "function", "function": {"name": choice["name"]}}),
+            _ => {
+                let allowed = "of type 'auto', 'any', 'tool' or 'none'";
+                return Err(ApiError::field("tool_choice", allowed, &choice));
+            }
+        };
         if choice["disable_parallel_tool_use"] == true {
             fields.insert("parallel_tool_calls".to_owned(), Value::Bool(false));
         }
-        fields.insert("tool_choice".to_owned(), Value::String(kind));
+        fields.insert("tool_choice".to_owned(), resolved);
     }
     let mut kwargs = match body.take("chat_template_kwargs") {
         None => Map::new(),

@@ -1,5 +1,6 @@
 //! A request body whose fields are taken one by one; what nobody took is unknown.
 
+use octavo_grammar::constraint::{self, Given};
 use serde_json::{Map, Number, Value};
 
 use crate::config::UnknownFields;
@@ -210,6 +211,11 @@ impl Body {
             Some(value) if !harmless.contains(&value) => Err(self.wrong(name, allowed, &value)),
             _ => Ok(()),
         }
+    }
+
+    /// Takes the fields that constrain the output.
+    pub(crate) fn constraint(&mut self) -> Result<Option<Given>, ApiError> {
+        Ok(constraint::take(&mut self.fields)?)
     }
 
     /// Ends the reading: fields that are left are unknown.

@@ -56,7 +56,7 @@ pub(crate) async fn chat_completions(
     let prompt = request
         .return_token_ids
         .then(|| request.request.prompt.clone());
-    let ticket = app.submit(vec![request.request], &model)?;
+    let ticket = app.submit(vec![request.request], &model).await?;
     let session = Session::new(
         ticket,
         model.tokenizer.as_ref(),
@@ -72,6 +72,7 @@ pub(crate) async fn chat_completions(
         top_logprobs: sampling.logprobs(),
         prompt,
         include_usage: request.stream.include_usage,
+        is_named: request.answer.is_named(),
     };
     if request.stream.stream {
         return Ok(sse::response(session, chat));
@@ -97,8 +98,9 @@ impl Request {
 
         truncate(&mut ids, &sampling, model.info.max_model_len);
         sampling.text.shown_special_ids = answer.shown_special_ids(model.require_tokenizer()?)?;
+        let grammar = answer.grammar(sampling.constraint.as_ref(), model)?;
         let request = app
-            .new_request(ids, &sampling, model, tenant)
+            .new_request(ids, &sampling, grammar, model, tenant)
             .map_err(|error| error.renamed("prompt", "messages"))?;
         let object = if stream.stream {
             "chat.completion.chunk"
@@ -135,11 +137,6 @@ fn logprobs(body: &mut Body, model: &Model) -> Result<Option<u32>, ApiError> {
 /// Known fields with the one kind of value that asks for nothing we lack.
 fn unsupported(body: &mut Body) -> Result<(), ApiError> {
     let text_only = "text output is all there is";
-    body.unsupported(
-        "response_format",
-        &[json!({"type": "text"})],
-        "{\"type\": \"text\"}: structured output is not supported yet",
-    )?;
     body.unsupported(
         "modalities",
         &[json!(["text"])],
@@ -183,6 +180,8 @@ struct Chat {
     /// To be told.
     prompt: Option<Vec<u32>>,
     include_usage: bool,
+    /// The request names the function that must be called.
+    is_named: bool,
 }
 
 #[derive(Serialize)]
@@ -281,10 +280,11 @@ impl Chat {
         }
     }
 
-    /// A message that was cut may end inside a call; then the cut is what must be told.
+    /// A message that was cut may end inside a call; then the cut is what must be told. A call of the one function that was named is no
+    /// decision of the model's: it stopped.
     fn finish_reason(&self, index: usize, ended: &Ended) -> &'static str {
         match ended.reason() {
-            "stop" if self.readers[index].has_called() => "tool_calls",
+            "stop" if self.readers[index].has_called() && !self.is_named => "tool_calls",
             reason => reason,
         }
     }

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use octavo_grammar::reasoning::{self, Reasoning};
 use octavo_wire::PositionLogprobs;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::body::Body;
 use super::choice::Piece;
@@ -18,7 +19,7 @@ use super::reply::{self, Head, Usage};
 use super::sampling::{Sampling, Wanted};
 use super::sse::{self, Events, Render, StreamOptions};
 use crate::app::{App, Tenant};
-use crate::engine::NewRequest;
+use crate::engine::{NewRequest, RequestGrammar};
 use crate::error::ApiError;
 use crate::model::Model;
 
@@ -57,7 +58,7 @@ pub(crate) async fn completions(
         .iter()
         .map(|new| new.prompt.len())
         .collect();
-    let ticket = app.submit(request.requests, &model)?;
+    let ticket = app.submit(request.requests, &model).await?;
     let sampling = &request.sampling;
     let session = Session::new(
         ticket,
@@ -115,16 +116,23 @@ impl Request {
             &[Value::from("")],
             "left out: insertion is not supported",
         )?;
-        body.unsupported(
-            "response_format",
-            &[json!({"type": "text"})],
-            "{\"type\": \"text\"}: structured output is not supported yet",
-        )?;
         let stream = StreamOptions::take(&mut body)?;
         let return_token_ids = body.flag("return_token_ids", false)?;
         let prompts = prompts::parse(body.take("prompt"), model.info.vocab_size)?;
         body.finish(app.config.unknown_fields)?;
 
+        let grammar = match &sampling.constraint {
+            None => None,
+            Some(given) => Some(RequestGrammar {
+                param: given.param.clone(),
+                source: Arc::new(reasoning::outputs(
+                    Some(&given.constraint),
+                    None,
+                    Reasoning::None,
+                    model.require_tokenizer()?,
+                )),
+            }),
+        };
         let mut echoes = echo.then(Vec::new);
         let mut requests = Vec::with_capacity(prompts.len());
         for prompt in prompts {
@@ -145,7 +153,7 @@ impl Request {
                     ids: ids.clone(),
                 });
             }
-            requests.push(app.new_request(ids, &sampling, model, tenant)?);
+            requests.push(app.new_request(ids, &sampling, grammar.clone(), model, tenant)?);
         }
         Ok(Self {
             head: Head::new("cmpl-", "text_completion", &name)?,

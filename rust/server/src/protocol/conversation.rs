@@ -1,5 +1,6 @@
 //! From the messages of a body to a prompt, and to how its answer is read.
 
+use octavo_grammar::calls;
 use octavo_text::parser;
 use octavo_text::template::{RenderOptions, TemplateError};
 use serde_json::{Map, Value};
@@ -18,7 +19,8 @@ pub(crate) struct Rendered {
 /// Takes `messages`, `tools` and the options of the template out of a body and renders them.
 pub(crate) fn render(body: &mut Body, model: &Model) -> Result<Rendered, ApiError> {
     let messages = messages(body.take("messages"))?;
-    let tools = tools(body)?;
+    let calls::Choice { told, force } = tools(body)?;
+    let tools = (!told.is_empty()).then_some(Value::Array(told));
     let continued = body.flag("continue_final_message", false)?;
     let add_generation_prompt = body.flag("add_generation_prompt", !continued)?;
     let one_call = !body.flag("parallel_tool_calls", true)?;
@@ -74,7 +76,7 @@ pub(crate) fn render(body: &mut Body, model: &Model) -> Result<Rendered, ApiErro
     } else {
         parser::prompt_opens_reasoning(&prompt.text)
     };
-    let answer = AnswerFormat::new(format, tools.as_ref(), is_open, continued, one_call);
+    let answer = AnswerFormat::new(format, tools, force, is_open, continued, one_call);
     Ok(Rendered { ids, answer })
 }
 
@@ -133,34 +135,14 @@ fn text_part(param: &str, part: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// The tools that the model is told of.
-fn tools(body: &mut Body) -> Result<Option<Value>, ApiError> {
+/// The tools that the model is told of, and whether it must call.
+fn tools(body: &mut Body) -> Result<calls::Choice, ApiError> {
     let old = "left out: 'tools' is the newer form";
     body.unsupported("functions", &[Value::Array(Vec::new())], old)?;
     body.unsupported("function_call", &["none".into(), "auto".into()], old)?;
-    let choice = body.take("tool_choice").unwrap_or_else(|| "auto".into());
-    if choice != "auto" && choice != "none" {
-        let allowed =
-            "'auto' or 'none': to force a call takes structured output, which is not supported yet";
-        return Err(ApiError::field("tool_choice", allowed, &choice));
-    }
+    let choice = body.take("tool_choice");
     let tools = body.list("tools")?.unwrap_or_default();
-    for (i, tool) in tools.iter().enumerate() {
-        let function = &tool["function"];
-        let is_named = function["name"]
-            .as_str()
-            .is_some_and(|name| !name.is_empty());
-        if tool["type"] != "function" || !is_named {
-            let allowed = "an object of type 'function' whose 'function' has a name";
-            return Err(ApiError::field(&format!("tools[{i}]"), allowed, tool));
-        }
-        let parameters = &function["parameters"];
-        if !parameters.is_null() && !parameters.is_object() {
-            let param = format!("tools[{i}].function.parameters");
-            return Err(ApiError::field(&param, "a JSON Schema object", parameters));
-        }
-    }
-    Ok((!tools.is_empty() && choice == "auto").then_some(Value::Array(tools)))
+    Ok(calls::choose(tools, choice.as_ref())?)
 }
 
 /// Further variables of the template.

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use octavo_grammar::calls::{Calls, Force};
+use octavo_grammar::constraint::Given;
+use octavo_grammar::reasoning::{self, Reasoning};
 use octavo_text::Tokenizer;
 use octavo_text::parser::{Event, OutputParser, ToolSchemas};
 use serde::Serialize;
@@ -9,7 +12,9 @@ use serde_json::{Value, json};
 
 use super::chat_format::ChatFormat;
 use super::reply::random_hex;
+use crate::engine::RequestGrammar;
 use crate::error::ApiError;
+use crate::model::Model;
 
 /// How the choices of one request become messages.
 #[derive(Clone, Debug)]
@@ -18,16 +23,20 @@ pub(crate) struct AnswerFormat {
     reasoning_parser: Option<String>,
     reasoning_open: bool,
     schemas: Arc<ToolSchemas>,
+    /// Those that the model was told of.
+    tools: Vec<Value>,
+    force: Option<Force>,
     /// Whether only the first call of a message is told.
     one_call: bool,
 }
 
 impl AnswerFormat {
-    /// `tools` are those that the model was told of; without any, what looks like a call is content. `reasoning_open` says that the prompt
+    /// `tools` are those that the model was told of; without any, what looks like a call is content. `force` says that it must call one. `reasoning_open` says that the prompt
     /// ends inside the reasoning, `continued` that it ends inside the model's own message.
     pub(crate) fn new(
         format: &ChatFormat,
-        tools: Option<&Value>,
+        tools: Option<Value>,
+        force: Option<Force>,
         reasoning_open: bool,
         continued: bool,
         one_call: bool,
@@ -41,9 +50,61 @@ impl AnswerFormat {
             tool_parser: format.tool_parser.clone().filter(|_| tools.is_some()),
             reasoning_parser: reasoning,
             reasoning_open,
-            schemas: tools.map_or_else(Arc::default, |tools| Arc::new(ToolSchemas::new(tools))),
+            schemas: tools
+                .as_ref()
+                .map_or_else(Arc::default, |tools| Arc::new(ToolSchemas::new(tools))),
+            tools: match tools {
+                Some(Value::Array(tools)) => tools,
+                _ => Vec::new(),
+            },
+            force,
             one_call,
         }
+    }
+
+    /// Whether the request names the function that must be called.
+    pub(crate) fn is_named(&self) -> bool {
+        matches!(self.force, Some(Force::Named(_)))
+    }
+
+    /// The grammar of the answer, if it must be of a form: the constraint's, or a call. With a constraint, tools may still be called.
+    pub(crate) fn grammar(
+        &self,
+        given: Option<&Given>,
+        model: &Model,
+    ) -> Result<Option<RequestGrammar>, ApiError> {
+        // A forced call leaves no room for an answer that a constraint could hold for.
+        let given = given.filter(|_| self.force.is_none());
+        if given.is_none() && self.force.is_none() {
+            return Ok(None);
+        }
+        let tokenizer = model.require_tokenizer()?;
+        let format = self.tool_parser.as_deref().unwrap_or_default();
+        let calls = Calls::new(
+            format,
+            &self.tools,
+            self.force.as_ref(),
+            !self.one_call,
+            tokenizer,
+        );
+        let calls = calls.filter(|_| !self.tools.is_empty());
+        if self.force.is_some() && calls.is_none() {
+            let allowed = "'auto' or 'none': calls in the format of this model's chat template cannot be forced";
+            return Err(ApiError::field(
+                "tool_choice",
+                allowed,
+                &Value::from(format),
+            ));
+        }
+        let reasoning = Reasoning::of(self.reasoning_parser.as_deref(), self.reasoning_open);
+        let constraint = given.map(|given| &given.constraint);
+        let source = reasoning::outputs(constraint, calls.as_ref(), reasoning, tokenizer);
+        Ok(Some(RequestGrammar {
+            param: given
+                .map_or("tools", |given| given.param.as_str())
+                .to_owned(),
+            source: Arc::new(source),
+        }))
     }
 
     fn parser(&self) -> Result<OutputParser, ApiError> {

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use octavo_grammar::constraint::{self, Given};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
@@ -44,7 +45,7 @@ pub(crate) async fn responses(
     let request = app.off_the_loop(size, parse).await?;
     let mut output = Output::new(request.told, request.answer.reader()?)?;
     let lengths = [request.request.prompt.len()];
-    let ticket = app.submit(vec![request.request], &model)?;
+    let ticket = app.submit(vec![request.request], &model).await?;
     let text = &request.sampling.text;
     let tokenizer = model.tokenizer.as_ref();
     let mut session = Session::new(ticket, tokenizer, text, &lengths, 1, &app.metrics)?;
@@ -80,6 +81,9 @@ impl Request {
         }
         let stream = body.flag("stream", false)?;
         unsupported(&mut body)?;
+        if let Some(given) = text(&mut body)? {
+            sampling.constraint = Some(given);
+        }
         let instructions = body.string("instructions")?;
         let mut told = Map::new();
         for name in ["tools", "tool_choice", "parallel_tool_calls"] {
@@ -92,8 +96,9 @@ impl Request {
             .map_err(|error| error.renamed("messages", "input"))?;
         truncate(&mut ids, &sampling, model.info.max_model_len);
         sampling.text.shown_special_ids = answer.shown_special_ids(model.require_tokenizer()?)?;
+        let grammar = answer.grammar(sampling.constraint.as_ref(), model)?;
         let request = app
-            .new_request(ids, &sampling, model, tenant)
+            .new_request(ids, &sampling, grammar, model, tenant)
             .map_err(|error| error.renamed("prompt", "input"))?;
         told.insert("id".to_owned(), format!("resp_{}", random_hex()?).into());
         told.insert("created_at".to_owned(), now().into());
@@ -144,14 +149,22 @@ fn unsupported(body: &mut Body) -> Result<(), ApiError> {
         options.flag("include_obfuscation", false)?;
         options.finish(UnknownFields::Reject)?;
     }
-    if let Some(text) = body.take("text") {
-        let mut text = Body::inner("text", text)?;
-        text.take("verbosity");
-        let allowed = "{\"type\": \"text\"}: structured output is not supported yet";
-        text.unsupported("format", &[json!({"type": "text"})], allowed)?;
-        text.finish(UnknownFields::Reject)?;
-    }
     Ok(())
+}
+
+/// What `text.format` asks for.
+fn text(body: &mut Body) -> Result<Option<Given>, ApiError> {
+    let Some(text) = body.take("text") else {
+        return Ok(None);
+    };
+    let mut text = Body::inner("text", text)?;
+    text.take("verbosity");
+    let format = text.take("format");
+    text.finish(UnknownFields::Reject)?;
+    let Some(format) = format else {
+        return Ok(None);
+    };
+    Ok(constraint::response_format("text.format", &format)?)
 }
 
 /// Takes the conversation and its tools out of a body, as the fields of a chat.

@@ -1,6 +1,7 @@
 //! The fields of a body that say how tokens are drawn, and what the model makes of them.
 
 use octavo_core::params::SamplingParams;
+use octavo_grammar::constraint::Given;
 use octavo_text::output::TextOptions;
 use octavo_text::stop::StopSet;
 use octavo_text::{TextStart, Tokenizer};
@@ -24,6 +25,8 @@ pub(crate) struct Sampling {
     pub(crate) text: TextOptions,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<String>,
+    /// What the output must be.
+    pub(crate) constraint: Option<Given>,
 }
 
 /// What the endpoint's own fields say.
@@ -110,6 +113,7 @@ impl Sampling {
             text,
             priority: i32::try_from(priority).unwrap_or(0),
             cache_salt: body.string("cache_salt")?,
+            constraint: body.constraint()?,
         })
     }
 
