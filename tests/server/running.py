@@ -110,7 +110,8 @@ class Server:
         names = ("num_requests_running", "num_requests_waiting")
         while time.monotonic() < end:
             text = self.get("/metrics").text
-            if all(re.search(rf"^octavo:{name} 0$", text, re.MULTILINE) for name in names):
+            counts = [re.findall(rf"^octavo:{name}{{.*}} (\d+)$", text, re.MULTILINE) for name in names]
+            if all(found and set(found) == {"0"} for found in counts):
                 return True
             time.sleep(0.02)
         return False
@@ -152,10 +153,13 @@ class Server:
 
     def engine_pid(self) -> int:
         """The process that runs the model."""
+        (pid,) = self.engine_pids()
+        return pid
+
+    def engine_pids(self) -> list[int]:
+        """The processes that run the model, one for each replica."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        found = [int(pid) for path in children.parent.parent.glob("*/children") for pid in path.read_text().split()]
-        assert len(found) == 1, found
-        return found[0]
+        return [int(pid) for path in children.parent.parent.glob("*/children") for pid in path.read_text().split()]
 
     def stop(self) -> int:
         """Ends the server as an operator does; returns its exit code."""

@@ -195,6 +195,7 @@ def faulty(model: Path, tmp_path: Path) -> Any:
         "max_queued_requests": 100,
         "shutdown_timeout": 1.0,
         "engine_timeout": 30.0,
+        "data_parallel_size": 1,
         "tool_call_parser": "auto",
         "reasoning_parser": "auto",
         "engine_command": [sys.executable, str(script)],

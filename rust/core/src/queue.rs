@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 use crate::cache::KvCache;
+use crate::params::Pooling;
 use crate::policy::Tenants;
 use crate::request::{Arena, SeqKey, Sequence};
 
@@ -227,8 +228,10 @@ impl Line {
 /// is the same; else the look-up goes on where it ended.
 pub(crate) fn match_prefix(sequence: &mut Sequence, cache: &KvCache) -> u32 {
     if sequence.match_version != Some(cache.version()) {
-        // Logits are needed of the last known token, and of those whose prompt logprobs are still to come.
-        let first_needed = if sequence.wants_prompt_logprobs() {
+        // Hidden states are needed of the last known token, of those whose prompt logprobs are still to come, and of all for a mean.
+        let first_needed = if sequence.params.pooling == Some(Pooling::Mean) {
+            0
+        } else if sequence.wants_prompt_logprobs() {
             sequence.prompt_logprobs_done - 1
         } else {
             sequence.num_tokens() - 1

@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::cache::{Cursor, KvCache};
 use crate::ids::{BlockId, Namespace, RequestId, Slot, TenantId};
 use crate::output::FinishReason;
-use crate::params::SamplingParams;
+use crate::params::{Pooling, SamplingParams};
 use crate::plan::{self, flags};
 use crate::window::WindowTable;
 
@@ -373,6 +373,8 @@ pub(crate) fn param_flags(params: &SamplingParams) -> i32 {
         | plan::flag(!params.is_greedy(), flags::RANDOM)
         | plan::flag(has_filter, flags::FILTER)
         | plan::flag(has_bias, flags::BIAS)
+        | plan::flag(params.pooling.is_some(), flags::POOL)
+        | plan::flag(params.pooling == Some(Pooling::Mean), flags::POOL_MEAN)
 }
 
 /// Sequences by place; a place is reused after its sequence is gone.

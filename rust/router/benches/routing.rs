@@ -14,7 +14,9 @@ const PROMPTS: u32 = 2000;
 const PROMPT_TOKENS: u32 = 1024;
 
 fn main() {
-    println!("| in flight | one replica, 72 prefixes | two of 36, routed | two of 36, in turn | routed : one | routed : in turn | worst imbalance |");
+    println!(
+        "| in flight | one replica, 72 prefixes | two of 36, routed | two of 36, in turn | routed : one | routed : in turn | worst imbalance |"
+    );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for at_once in [1, 4, 8, 16, 32] {
         let routed = simulate(Policy::PrefixAware, 2, 36, at_once, 1);

@@ -79,9 +79,15 @@ fn run(events: &[Event]) -> Result<Vec<Option<usize>>, TestCaseError> {
             }
         }
         for replica in 0..REPLICAS {
-            prop_assert!(router.cached_tokens(replica) <= CACHE_TOKENS, "memory is bounded");
+            prop_assert!(
+                router.cached_tokens(replica) <= CACHE_TOKENS,
+                "memory is bounded"
+            );
             let here = running.iter().filter(|(other, _)| *other == replica);
-            prop_assert_eq!(router.num_sequences(replica), here.map(|(_, n)| n).sum::<usize>());
+            prop_assert_eq!(
+                router.num_sequences(replica),
+                here.map(|(_, n)| n).sum::<usize>()
+            );
         }
     }
     Ok(routed)
@@ -167,7 +173,10 @@ fn a_common_first_chunk_does_not_draw_everything_to_one_replica() {
             if round == 0 {
                 homes.push(chosen);
             } else {
-                assert_eq!(chosen, homes[group as usize], "it stays where it was computed");
+                assert_eq!(
+                    chosen, homes[group as usize],
+                    "it stays where it was computed"
+                );
             }
         }
     }

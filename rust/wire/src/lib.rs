@@ -16,4 +16,4 @@ pub use message::{
 };
 
 /// Changes with every change of a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;

@@ -111,7 +111,13 @@ pub(crate) struct Outcome {
 
 /// Runs 64 groups of 20 requests that share a prefix of 1,024 tokens, shuffled, `at_once` of them in flight, on replicas whose caches hold
 /// `prefixes` such prefixes each.
-pub(crate) fn simulate(policy: Policy, replicas: usize, prefixes: u32, at_once: usize, seed: u64) -> Outcome {
+pub(crate) fn simulate(
+    policy: Policy,
+    replicas: usize,
+    prefixes: u32,
+    at_once: usize,
+    seed: u64,
+) -> Outcome {
     let mut fleet: Vec<Replica> = (0..replicas).map(|_| Replica::new(prefixes)).collect();
     let mut router = Router::new(replicas);
     for replica in 0..replicas {
@@ -126,9 +132,7 @@ pub(crate) fn simulate(policy: Policy, replicas: usize, prefixes: u32, at_once: 
             };
             let tokens = prompt(number, group);
             let chosen = match policy {
-                Policy::PrefixAware => router
-                    .route(&Prefix::new(0, &tokens), 1, |_| true)
-                    .unwrap(),
+                Policy::PrefixAware => router.route(&Prefix::new(0, &tokens), 1, |_| true).unwrap(),
                 Policy::RoundRobin => number as usize % replicas,
             };
             let least = fleet.iter().map(|one| one.running).min().unwrap();
