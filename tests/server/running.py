@@ -49,6 +49,8 @@ class Server:
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     port: int = 0
+    patience: float = START_SECONDS
+    """Seconds that a client waits for the next bytes."""
 
     @classmethod
     def start(cls, *arguments: str, command: tuple[str, ...] = (), ready: bool = True, **env: str) -> Server:
@@ -121,7 +123,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
 
     def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

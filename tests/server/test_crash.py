@@ -94,6 +94,8 @@ def deaths(server: Server) -> int:
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_streams_go_on_when_the_engine_is_killed(start: Callable[..., Server], kills: int) -> None:
     running = start("--max-num-seqs", "16")
+    # An answer that is not streamed may have to wait for many starts of the engine.
+    running.patience = 1200
     requests = bodies(32)
     undisturbed = ask_all(running, requests)
     stop, draw = threading.Event(), random.Random(kills)
