@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-engine bench-gpu test-gpu sanitize-gpu clean
+.PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-routing bench-engine bench-gpu test-gpu sanitize-gpu clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -49,8 +49,9 @@ test-python: build
 test: lint test-rust test-python  ## everything CI runs (25 minutes at most after the build)
 
 test-long: build  ## soak, fuzz, statistics: the long forms of the proofs
-	PROPTEST_CASES=20000 cargo test -q --release -p octavo-core -p octavo-text
-	OCTAVO_FUZZ_SECONDS=600 cargo test -q --release -p octavo-text --test fuzz
+	PROPTEST_CASES=20000 cargo test -q --release -p octavo-core -p octavo-text -p octavo-router
+	OCTAVO_FUZZ_SECONDS=600 cargo test -q --release -p octavo-text -p octavo-wire --test fuzz
+	OCTAVO_FUZZ_SECONDS=600 cargo test -q --release -p octavo-server --lib fuzz
 	$(BIN)/pytest -q -m "slow and not gpu"
 
 test-gpu: build  ## the tests that use a CUDA device
@@ -59,7 +60,7 @@ test-gpu: build  ## the tests that use a CUDA device
 sanitize-gpu: build  ## a test of each kernel under NVIDIA's compute-sanitizer
 	PYTHON=$(BIN)/python tests/kernels/sanitize.sh
 
-bench: bench-core bench-text bench-front bench-engine  ## every measured table of docs/ that needs no GPU
+bench: bench-core bench-text bench-front bench-routing bench-engine  ## every measured table of docs/ that needs no GPU
 
 bench-core:  ## criterion: scheduler and radix tree
 	cargo bench -p octavo-core
@@ -69,6 +70,9 @@ bench-text:  ## criterion: tokenizers, detokenizer, parsers
 
 bench-front:  ## requests and tokens a second of the server's front, with an engine that computes nothing
 	cargo bench -p octavo-server --bench front -- $(or $(TOKENIZER),$(HOME)/.cache/octavo/models/SmolLM2-135M-Instruct.Q4_1.gguf)
+
+bench-routing:  ## hit rates of prefix-aware routing, on the real scheduler and radix tree
+	cargo bench -p octavo-router --bench routing
 
 bench-engine: build
 	$(BIN)/python -m benches.engine.run

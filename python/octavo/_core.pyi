@@ -16,6 +16,9 @@ class _Plan(TypedDict):
     slot_init: dict[str, int]
     row_flags: dict[str, int]
 
+FIELDS_WITHOUT_MEANING: frozenset[str]
+"""Fields of request bodies that clients send to a service; they mean nothing to an engine of one's own."""
+
 PLAN: _Plan
 
 class EngineCore:
@@ -64,6 +67,7 @@ class EngineCore:
         stream: bool = False,
         shown_special_ids: Sequence[int] = (),
         grammar: GrammarSource | None = None,
+        pooling: str | None = None,
     ) -> int: ...
     def check_grammar(self, grammar: GrammarSource) -> None:
         """Compiles a grammar and keeps it for the requests that will have it; `ValueError` if it cannot be used."""
@@ -84,6 +88,7 @@ class EngineCore:
         logprobs: npt.NDArray[np.float32] | None = None,
         logprob_ranks: npt.NDArray[np.int32] | None = None,
         prompt_logprobs: Sequence[tuple[int, int, Any, Any, Any]] | None = None,
+        pooled: Sequence[tuple[int, npt.NDArray[np.float32]]] | None = None,
     ) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -134,6 +139,7 @@ class Update:
     finished: bool
     error: str | None
     prompt_logprobs: list[_Position | None] | None
+    pooled: list[float] | None
     choices: list[ChoiceUpdate]
 
 class ChoiceUpdate:

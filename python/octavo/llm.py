@@ -7,12 +7,13 @@ from typing import Any
 
 from octavo.beam_search import beam_search
 from octavo.config import DEFAULT_MODEL, EngineConfig
-from octavo.errors import ParameterError
+from octavo.errors import EngineError, ParameterError
 from octavo.inputs import ChatOptions, Message, PromptType, check_messages, parse_prompt, parse_prompts
 from octavo.llm_engine import LLMEngine
-from octavo.outputs import BeamSearchOutput, RequestOutput
+from octavo.outputs import BeamSearchOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from octavo.pooling import Pooling, check_pooling, finish
 from octavo.progress import RequestProgress
-from octavo.requests import Submission
+from octavo.requests import RequestAssembler, Submission
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -125,6 +126,44 @@ class LLM:
         prompts = self.engine.render_chats(conversations, options)
         return self._run([self.engine.submission(p, s) for p, s in zip(prompts, params, strict=True)], use_tqdm)
 
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, of the model's last hidden states.
+
+        Args:
+            prompts: one prompt or many.
+            pooling: `last` (the last token's state) or `mean` (of all tokens'); what the model's files say, else `last`.
+            dimensions: keep so many of the first numbers, for models that are trained for it.
+            normalize: scale each vector to length 1.
+            truncate_prompt_tokens: keep so many of a prompt's last tokens; −1: as many as fit.
+            use_tqdm: show a progress bar on a terminal.
+            cache_salt: prefixes are shared only among requests with the same salt.
+
+        Raises:
+            ParameterError: any prompt or parameter is wrong; nothing has been computed then.
+            EngineError: a prompt failed in the engine.
+        """
+        kind, most = check_pooling(pooling), self.engine.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise ParameterError("dimensions", dimensions, f"from 1 to {most}")
+        parsed = self.engine.tokenize(parse_prompts(prompts))
+        submissions = [
+            self.engine.embedding(p, kind, truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt)
+            for p in parsed
+        ]
+        with self.engine.submit(submissions) as batch, RequestProgress(len(submissions), use_tqdm) as progress:
+            batch.collect(progress.advance)
+            return [_embedded(assembler, dimensions, normalize) for assembler in batch.assemblers.values()]
+
     def stream(
         self,
         prompt: PromptType | Sequence[Message],
@@ -213,6 +252,16 @@ def _each(name: str, given: Any, count: int, default: Any) -> list[Any]:
             raise ParameterError(name, len(given), f"one value, or one for each of the {count} prompts")
         return list(given)
     return [given] * count
+
+
+def _embedded(assembler: RequestAssembler, dimensions: int | None, normalize: bool) -> EmbeddingRequestOutput:
+    output, vector = assembler.output, assembler.vector
+    if vector is None:
+        raise EngineError(f"request {output.request_id}: {output.error or 'it was ended before its vector was there'}")
+    embedding = EmbeddingOutput(finish(vector, dimensions, normalize))
+    return EmbeddingRequestOutput(
+        output.request_id, output.prompt, output.prompt_token_ids, embedding, output.num_cached_tokens
+    )
 
 
 def _is_conversation(prompt: Any) -> bool:

@@ -22,6 +22,7 @@ from octavo.defaults import default_sampling_params
 from octavo.errors import ContextLengthError, EngineError, InvalidRequestError, ParameterError, check_text
 from octavo.inputs import ChatOptions, Prompt
 from octavo.message_format import AnswerFormat, ChatFormat
+from octavo.pooling import Pooling
 from octavo.requests import Batch, RequestAssembler, Submission
 from octavo.sampling_params import SamplingParams
 from octavo.startup import Started, start
@@ -101,6 +102,22 @@ class LLMEngine:
             prompt.text, token_ids, resolved, int(priority), cache_salt, tenant, stream, prompt.answer, grammar
         )
 
+    def embedding(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str | None = None,
+    ) -> Submission:
+        """A request for the vector of a prompt: its prompt is computed, and nothing after it. Raises as `submission` does."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        submission = self.submission(prompt, params, cache_salt=cache_salt)
+        submission.pooling = pooling or self._started.pooling
+        return submission
+
     def submission_of_ids(self, token_ids: list[int], params: SamplingParams, *, stream: bool = False) -> Submission:
         """`submission` for a prompt of token ids."""
         return self.submission(Prompt(None, token_ids), params, stream=stream)
@@ -143,6 +160,7 @@ class LLMEngine:
             stream=submission.stream,
             shown_special_ids=submission.shown_special_ids,
             grammar=submission.grammar,
+            pooling=submission.pooling,
         )
 
     def _rope_namespace(self, submission: Submission) -> int:
@@ -201,6 +219,11 @@ class LLMEngine:
     def vocab_size(self) -> int:
         """Token ids are below it."""
         return self._started.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state, and so of an embedding."""
+        return self._started.model.spec.hidden_size
 
     @property
     def device_type(self) -> str:

@@ -47,8 +47,10 @@ class CachePlan:
         return self.num_blocks * self.bytes_per_block
 
 
-def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, limits: StepLimits) -> CachePlan:
-    """Chooses the number of blocks and the longest request.
+def plan_cache(
+    config: EngineConfig, model: LoadedModel, device: torch.device, limits: StepLimits, sharers: int = 1
+) -> CachePlan:
+    """Chooses the number of blocks and the longest request; `sharers` engines start alike and share the device.
 
     Raises:
         ParameterError: the cache cannot hold `max_model_len`; the message gives the longest request that fits and the bytes needed.
@@ -63,7 +65,7 @@ def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, l
     bytes_per_block = model.decoder.kv_cache_bytes(config.block_size)
     model_len = config.max_model_len or model.spec.max_positions
     per_request = blocks_for(model_len)
-    num_blocks, source = _num_blocks(config, device, bytes_per_block, limits.max_num_seqs * per_request)
+    num_blocks, source = _num_blocks(config, device, bytes_per_block, limits.max_num_seqs * per_request, sharers)
     fits = bisect.bisect_right(range(model_len + 1), num_blocks - 1, key=blocks_for) - 1
     if fits < 2:
         least = blocks_for(2) + 1
@@ -86,7 +88,9 @@ def plan_cache(config: EngineConfig, model: LoadedModel, device: torch.device, l
     return CachePlan(num_blocks, bytes_per_block, model_len, num_tokens)
 
 
-def _num_blocks(config: EngineConfig, device: torch.device, bytes_per_block: int, most: int) -> tuple[int, str]:
+def _num_blocks(
+    config: EngineConfig, device: torch.device, bytes_per_block: int, most: int, sharers: int
+) -> tuple[int, str]:
     """Blocks of the pool, and the parameter that says so; `most` are all that running requests can use."""
     if config.num_gpu_blocks_override is not None:
         num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override"
@@ -94,7 +98,7 @@ def _num_blocks(config: EngineConfig, device: torch.device, bytes_per_block: int
         num_blocks, source = config.kv_cache_memory_bytes // bytes_per_block, "kv_cache_memory_bytes"
     else:
         # Twice what running requests can use leaves room for cached prefixes; more would never be used.
-        num_blocks = min(2 * most + 1, available_bytes(config, device) // bytes_per_block)
+        num_blocks = min(2 * most + 1, available_bytes(config, device) // sharers // bytes_per_block)
         source = "gpu_memory_utilization" if device.type == "cuda" else "kv_cache_memory_bytes"
     memory = total_bytes(device)
     if num_blocks * bytes_per_block > memory:

@@ -134,6 +134,29 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
+class EmbeddingOutput:
+    """A prompt as a vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
 class BeamSearchSequence:
     """One hypothesis of a beam search: prompt and outputs together."""
 

@@ -10,6 +10,7 @@ from octavo._core import ChoiceUpdate, EngineCore, GrammarSource, Mailbox, Token
 from octavo.errors import EngineError
 from octavo.message_format import AnswerFormat
 from octavo.outputs import ChatMessage, CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.pooling import Pooling
 from octavo.sampling_params import SamplingParams
 
 # How long a blocked caller may go without noticing Ctrl-C, in seconds.
@@ -32,6 +33,8 @@ class Submission:
     """How the text of each choice becomes a message, if this is a chat."""
     grammar: GrammarSource | None = None
     """What the outputs must be; it compiles."""
+    pooling: Pooling | None = None
+    """How the prompt becomes a vector, if that is wanted; then the one output token means nothing."""
 
     @property
     def shown_special_ids(self) -> tuple[int, ...]:
@@ -45,6 +48,8 @@ class RequestAssembler:
     def __init__(self, request_id: int, submission: Submission, tokenizer: Tokenizer | None) -> None:
         wants_logprobs = submission.params.logprobs is not None
         self._tokenizer = tokenizer
+        self.vector: list[float] | None = None
+        """What the prompt became, if that was wanted."""
         answer = submission.answer if submission.params.detokenize else None
         self._readers = [] if answer is None else [answer.reader() for _ in range(submission.params.n)]
         self.output = RequestOutput(
@@ -78,6 +83,8 @@ class RequestAssembler:
         output.num_cached_tokens = update.num_cached_tokens
         if update.error is not None:
             output.error = update.error
+        if update.pooled is not None:
+            self.vector = update.pooled
         if update.prompt_logprobs is not None:
             output.prompt_logprobs = [None if p is None else self._position(*p) for p in update.prompt_logprobs]
         for change in update.choices:

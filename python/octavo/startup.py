@@ -20,8 +20,10 @@ from octavo.memory import CachePlan, StepLimits, plan_cache
 from octavo.models.catalog import resolve_model
 from octavo.models.loader import LoadedModel, open_model
 from octavo.ops.base import OpSet
+from octavo.pooling import Pooling, model_pooling
 from octavo.progress import tracked
 from octavo.sampling.sampler import Sampler
+from octavo.step_time import predict_step_seconds
 from octavo.text import load_chat_template, load_tokenizer
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.slot_state import SlotState
@@ -45,13 +47,23 @@ class Started:
     vocab_size: int
     max_model_len: int
     max_in_flight: int
+    max_num_batched_tokens: int
     eos_token_ids: list[int]
     sampling_defaults: SamplingDefaults
+    pooling: Pooling
+    """How a prompt becomes a vector where a request does not say."""
 
     def run_loop(self) -> None:
         """Runs steps on this thread until the core is shut down."""
         plans = [StepPlan(self.core, self.runner.plan_buffer) for _ in range(self.max_in_flight + 1)]
         loop.run(self.core, self.runner, plans, self.max_in_flight)
+
+    def predict_step_seconds(self, threads: int) -> float:
+        """An upper bound of the time of a step; `threads` are the CPU's."""
+        on_gpu = self.ops.device.type == "cuda"
+        return predict_step_seconds(
+            self.model.stored_bytes, self.cache.total_bytes, self.max_num_batched_tokens, None if on_gpu else threads
+        )
 
     def load_weights(self, model: str) -> None:
         """Takes the weights of another checkpoint of the same shape."""
@@ -63,8 +75,12 @@ class Started:
         self.runner.replace_decoder(self.model.decoder)
 
 
-def start(config: EngineConfig) -> Started:
+def start(config: EngineConfig, sharers: int = 1) -> Started:
     """Loads the model and makes its control plane; prints a summary on stderr unless the config says not to.
+
+    Args:
+        config: of the engine.
+        sharers: engines that start alike and share this machine's memory.
 
     Raises:
         ParameterError: an argument does not fit the model or this machine.
@@ -92,7 +108,9 @@ def start(config: EngineConfig) -> Started:
     max_in_flight = config.max_in_flight or (2 if on_gpu else 1)
     # Before the cache is planned, which takes the memory that is left.
     sampler = _sampler(config, model, max_num_seqs)
-    cache = plan_cache(config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight))
+    cache = plan_cache(
+        config, model, ops.device, StepLimits(max_num_seqs, max_num_batched_tokens, max_in_flight), sharers
+    )
     spec = opened.spec
     group_windows = tuple(group.window for group in model.decoder.cache_groups)
     eos = list(spec.eos_token_ids)
@@ -144,8 +162,10 @@ def start(config: EngineConfig) -> Started:
         vocab_size=spec.vocab_size,
         max_model_len=cache.max_model_len,
         max_in_flight=max_in_flight,
+        max_num_batched_tokens=max_num_batched_tokens,
         eos_token_ids=eos,
         sampling_defaults=defaults,
+        pooling=model_pooling(source.path),
     )
     if not config.disable_log_stats:
         _summary(config, started, time.perf_counter() - began)

@@ -49,6 +49,8 @@ class Server:
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     port: int = 0
+    patience: float = START_SECONDS
+    """Seconds that a client waits for the next bytes."""
 
     @classmethod
     def start(cls, *arguments: str, command: tuple[str, ...] = (), ready: bool = True, **env: str) -> Server:
@@ -110,7 +112,8 @@ class Server:
         names = ("num_requests_running", "num_requests_waiting")
         while time.monotonic() < end:
             text = self.get("/metrics").text
-            if all(re.search(rf"^octavo:{name} 0$", text, re.MULTILINE) for name in names):
+            counts = [re.findall(rf"^octavo:{name}{{.*}} (\d+)$", text, re.MULTILINE) for name in names]
+            if all(found and set(found) == {"0"} for found in counts):
                 return True
             time.sleep(0.02)
         return False
@@ -120,7 +123,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
 
     def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -152,10 +155,13 @@ class Server:
 
     def engine_pid(self) -> int:
         """The process that runs the model."""
+        (pid,) = self.engine_pids()
+        return pid
+
+    def engine_pids(self) -> list[int]:
+        """The processes that run the model, one for each replica."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        found = [int(pid) for path in children.parent.parent.glob("*/children") for pid in path.read_text().split()]
-        assert len(found) == 1, found
-        return found[0]
+        return [int(pid) for path in children.parent.parent.glob("*/children") for pid in path.read_text().split()]
 
     def stop(self) -> int:
         """Ends the server as an operator does; returns its exit code."""

@@ -110,7 +110,7 @@ def test_an_urgent_request_is_next_however_many_wait(start: Callable[..., Server
 def test_requests_that_are_dropped_in_any_state_leave_no_block_behind(start: Callable[..., Server]) -> None:
     running = start("--max-num-seqs", "4", "--num-gpu-blocks-override", "60", "--no-enable-prefix-caching")
     before = scrape(running)
-    assert before["octavo:kv_cache_usage_perc"] == 0
+    assert before['octavo:kv_cache_usage_perc{engine="0"}'] == 0
     for number in range(100):
         body = {
             **LONG,
@@ -127,8 +127,8 @@ def test_requests_that_are_dropped_in_any_state_leave_no_block_behind(start: Cal
         connection.close()
     assert running.wait_idle()
     after = scrape(running)
-    assert after["octavo:kv_cache_usage_perc"] == 0
-    assert after["octavo:num_requests_running"] == after["octavo:num_requests_waiting"] == 0
+    assert after['octavo:kv_cache_usage_perc{engine="0"}'] == 0
+    assert after['octavo:num_requests_running{engine="0"}'] == after['octavo:num_requests_waiting{engine="0"}'] == 0
     assert running.post("/v1/completions", {**LONG, "max_tokens": 3}).status == 200
 
 

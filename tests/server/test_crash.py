@@ -94,6 +94,8 @@ def deaths(server: Server) -> int:
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_streams_go_on_when_the_engine_is_killed(start: Callable[..., Server], kills: int) -> None:
     running = start("--max-num-seqs", "16")
+    # An answer that is not streamed may have to wait for many starts of the engine.
+    running.patience = 1200
     requests = bodies(32)
     undisturbed = ask_all(running, requests)
     stop, draw = threading.Event(), random.Random(kills)
@@ -195,6 +197,7 @@ def faulty(model: Path, tmp_path: Path) -> Any:
         "max_queued_requests": 100,
         "shutdown_timeout": 1.0,
         "engine_timeout": 30.0,
+        "data_parallel_size": 1,
         "tool_call_parser": "auto",
         "reasoning_parser": "auto",
         "engine_command": [sys.executable, str(script)],

@@ -45,7 +45,7 @@ def test_tokens_and_ends_are_counted(start: Callable[..., Server]) -> None:
     assert gained["octavo:request_generation_tokens_sum"] == 20
     assert gained['octavo:http_requests_total{handler="/v1/completions",status="200"}'] == 2
     assert gained['octavo:http_requests_total{handler="/v1/completions",status="400"}'] == 1
-    assert gained["octavo:prefix_cache_queries_total"] > 0
-    assert after["octavo:num_requests_running"] == after["octavo:num_requests_waiting"] == 0
-    assert after["octavo:engine_up"] == 1
-    assert after["octavo:kv_cache_usage_perc"] == 0
+    assert gained['octavo:prefix_cache_queries_total{engine="0"}'] > 0
+    assert after['octavo:num_requests_running{engine="0"}'] == after['octavo:num_requests_waiting{engine="0"}'] == 0
+    assert after['octavo:engine_up{engine="0"}'] == 1
+    assert after['octavo:kv_cache_usage_perc{engine="0"}'] == 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from octavo._core import FIELDS_WITHOUT_MEANING
 from octavo.errors import ParameterError
 from octavo.inputs import ChatOptions, Prompt, check_messages, parse_prompt, parse_prompts
 from octavo.sampling_params import SamplingParams
@@ -50,20 +51,6 @@ _SHARED: Final = frozenset(
         "stream_options",
         "priority",
         "cache_salt",
-    }
-)
-# Sent by clients to a service: accounts, storage, routing, hints of speed or length.
-_WITHOUT_MEANING: Final = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prediction",
-        "verbosity",
     }
 )
 _CHAT: Final = frozenset(
@@ -204,7 +191,7 @@ def _given(body: Any, own: frozenset[str]) -> dict[str, Any]:
             harmless, allowed = _UNSUPPORTED[name]
             if value is not None and value not in harmless:
                 raise ParameterError(name, value, allowed)
-        elif name not in own and name not in _SHARED and name not in _WITHOUT_MEANING:
+        elif name not in own and name not in _SHARED and name not in FIELDS_WITHOUT_MEANING:
             raise ParameterError(name, value, "left out: there is no such field")
     return given
 

@@ -52,7 +52,12 @@ def serve(
     ),
     engine_timeout: float = typer.Option(
         30.0,
-        help="Seconds without progress, while requests run, after which the engine is restarted.",
+        help="Seconds without progress, while requests run, after which the engine is restarted; more if its steps are long.",
+        rich_help_panel=_PANEL,
+    ),
+    data_parallel_size: int = typer.Option(
+        1,
+        help="Engine processes, each with the whole model: on a GPU of its own, or with its part of the CPU's threads.",
         rich_help_panel=_PANEL,
     ),
 ) -> None:
@@ -65,6 +70,7 @@ def serve(
     Examples:
       octavo serve
       octavo serve org/name --host 0.0.0.0 --api-key secret
+      octavo serve org/name --data-parallel-size 4
       curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once", "max_tokens": 20}'
 
     SIGTERM or Ctrl-C lets running requests finish; a second one ends them.
@@ -79,6 +85,7 @@ def serve(
     _require("max_queued_requests", max_queued_requests, 0, 1 << 20)
     _require("shutdown_timeout", shutdown_timeout, 0, 86400)
     _require("engine_timeout", engine_timeout, 1, 86400)
+    _require("data_parallel_size", data_parallel_size, 1, 64)
     keys = list(api_key or [])
     if os.environ.get("OCTAVO_API_KEY"):
         keys.append(os.environ["OCTAVO_API_KEY"])
@@ -95,6 +102,7 @@ def serve(
         "max_queued_requests": max_queued_requests,
         "shutdown_timeout": shutdown_timeout,
         "engine_timeout": engine_timeout,
+        "data_parallel_size": data_parallel_size,
         "tool_call_parser": config.tool_call_parser,
         "reasoning_parser": config.reasoning_parser,
         "engine_command": [sys.executable, "-m", "octavo.engine_process"],

@@ -25,6 +25,8 @@ PENALTIES = _FLAGS["PENALTIES"]
 RANDOM = _FLAGS["RANDOM"]
 FILTER = _FLAGS["FILTER"]
 BIAS = _FLAGS["BIAS"]
+POOL = _FLAGS["POOL"]
+POOL_MEAN = _FLAGS["POOL_MEAN"]
 
 
 class PromptLogprobs(NamedTuple):
@@ -56,6 +58,8 @@ class StepResult(NamedTuple):
     logprob_ranks: Int32Array | None = None
     """`[R, 1 + k]`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    pooled: list[tuple[int, Float32Array]] | None = None
+    """Rows whose prompt became a vector, and the vector `[D]`."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from octavo._core import PLAN
 from octavo.engine.plan import SAMPLE, StepPlan
 from octavo.kernels.step import PlanLayout, StepBuffers, append_tokens, apply_block_writes, step_inputs
 from octavo.ops.base import AttentionMetadata, Batch
+from octavo.worker.pooling import pooling_rows
 from octavo.worker.slot_state import AttentionBounds, SlotState, StepInputs
 
 
@@ -65,9 +66,10 @@ class DeviceInputs:
         state = self.state
         buffers = self.derive(self.layout(plan), words, plan.num_rows, plan.num_tokens)
         prompt_rows = state.prompt_logprob_rows(plan)
-        indices = state.with_prompt_rows(buffers.logits_indices, plan, prompt_rows)
+        pooled = pooling_rows(plan)
+        indices = state.with_prompt_rows(buffers.logits_indices, plan, [*prompt_rows, *pooled])
         step = self.step(plan, buffers, self.batch(buffers, state.bounds(plan), indices))
-        step.prompt_logprob_rows = prompt_rows
+        step.prompt_logprob_rows, step.pooling_rows = prompt_rows, pooled
         return step
 
     def step(self, plan: StepPlan, buffers: StepBuffers, batch: Batch) -> StepInputs:

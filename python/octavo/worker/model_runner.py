@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from octavo.engine.plan import LOGPROBS, Int32Array, PromptLogprobs, StepPlan, StepResult
+from octavo.engine.plan import LOGPROBS, POOL, Int32Array, PromptLogprobs, StepPlan, StepResult
 from octavo.models.decoder import Decoder
 from octavo.sampling.logprobs import Logprobs, prompt_logprobs
 from octavo.sampling.sampler import Sampler, SamplerOutput, SampleRows
 from octavo.sampling.state import uploaded
+from octavo.worker.pooling import Pooler
 from octavo.worker.shared_prefix import SharedPrefix
 from octavo.worker.slot_state import PromptLogprobRow, SlotState, StepInputs
 
@@ -61,6 +62,7 @@ class RunningStep:
         self._drawn: SamplerOutput | None = None
         self._results: HostResults | None = None
         self._prompt_scores: list[tuple[PromptLogprobRow, Logprobs]] = []
+        self._pooled: list[tuple[int, torch.Tensor]] = []
         self._done: torch.cuda.Event | None = None
 
     @torch.inference_mode()
@@ -97,9 +99,20 @@ class RunningStep:
             scores = runner.score_prompt(row, self._hidden[at : at + row.count])
             at += row.count
             self._prompt_scores.append((row, _copied(scores)))
+        self._pool(at)
         if runner.state.device.type == "cuda":
             self._done = torch.cuda.Event()
             self._done.record()
+
+    def _pool(self, at: int) -> None:
+        """Takes the hidden states from `at` on, and those of rows that are due, into the vectors of prompts."""
+        for row in self._inputs.pooling_rows:
+            assert self._hidden is not None, "a graph pools no prompts"
+            last = self._hidden[int(np.searchsorted(self._inputs.host_rows, row.row))] if row.ends else None
+            vector = self._runner.pooler.add(row, last, self._hidden[at : at + row.count])
+            at += row.count
+            if vector is not None:
+                self._pooled.append((row.row, _async_copy(vector)))
 
     def _due_logits(self, count: int) -> torch.Tensor:
         if self._logits is not None:
@@ -130,6 +143,8 @@ class RunningStep:
             result = self._with_logprobs(result, rows)
         if self._prompt_scores:
             result = result._replace(prompt_logprobs=[_prompt_result(*found) for found in self._prompt_scores])
+        if self._pooled:
+            result = result._replace(pooled=[(row, vector.numpy()) for row, vector in self._pooled])
         return result
 
     def _with_logprobs(self, result: StepResult, rows: np.ndarray) -> StepResult:
@@ -169,6 +184,7 @@ class ModelRunner:
         self.decoder = decoder
         self.state = state
         self.sampler = sampler
+        self.pooler = Pooler()
         self.inputs: Inputs = device_inputs or state
         self.kv_cache: Sequence[torch.Tensor] = decoder.allocate_kv_cache(num_blocks, state.block_size)
         self._device_inputs = device_inputs
@@ -240,7 +256,8 @@ class ModelRunner:
         words = self.state.upload(plan)
         self.state.apply(plan, words)
         shares_keys = self._shared is not None and self._shared.update(plan).has(plan)
-        replayed = None if self._graphs is None else self._graphs.run(plan, shares_keys=shares_keys)
+        pools = plan.header("flags") & POOL
+        replayed = None if self._graphs is None or pools else self._graphs.run(plan, shares_keys=shares_keys)
         if replayed is not None:
             inputs, logits = replayed
             return RunningStep(self, plan, inputs, logits=logits)

@@ -6,7 +6,8 @@ sequence, `B` block size, `R` rows and `T` tokens of a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from octavo.engine.plan import HOST_STATE, PROMPT_LOGPROBS, SAMPLE, Int32Array, StepPlan
 from octavo.ops.base import AttentionMetadata, Batch
 from octavo.sampling.state import SlotParams
+from octavo.worker.pooling import PoolingRow, pooling_rows
 
 
 @dataclass(slots=True)
@@ -32,6 +34,9 @@ class StepInputs:
     is_due: npt.NDArray[np.bool_]
     """`[n]` on the host: whether it gets a token in this step."""
     prompt_logprob_rows: list[PromptLogprobRow]
+    """Their tokens' hidden states come behind those of the `n` rows."""
+    pooling_rows: list[PoolingRow] = field(default_factory=list)
+    """And those of these behind them."""
 
 
 @dataclass(slots=True)
@@ -157,10 +162,11 @@ class SlotState:
             **self.bounds(plan),
         )
         prompt_rows = self.prompt_logprob_rows(plan)
-        logits_indices = self.with_prompt_rows(query_start_loc[1:][due] - 1, plan, prompt_rows)
+        pooled = pooling_rows(plan)
+        logits_indices = self.with_prompt_rows(query_start_loc[1:][due] - 1, plan, [*prompt_rows, *pooled])
         batch = Batch(input_ids=input_ids, positions=positions, logits_indices=logits_indices, attention=attention)
         is_due = np.ones(len(host_rows), dtype=np.bool_)
-        return StepInputs(batch, slots[due], seq_lens[due], host_rows, is_due, prompt_rows)
+        return StepInputs(batch, slots[due], seq_lens[due], host_rows, is_due, prompt_rows, pooled)
 
     def bounds(self, plan: StepPlan) -> AttentionBounds:
         """What the host knows of a step's attention."""
@@ -192,10 +198,10 @@ class SlotState:
         return found
 
     def with_prompt_rows(
-        self, logits_indices: torch.Tensor, plan: StepPlan, prompt_rows: list[PromptLogprobRow]
+        self, logits_indices: torch.Tensor, plan: StepPlan, prompt_rows: Sequence[PromptLogprobRow | PoolingRow]
     ) -> torch.Tensor:
-        """`logits_indices` and behind them the tokens of `prompt_rows`."""
-        if not prompt_rows:
+        """`logits_indices` and behind them the first `count` tokens of each of `prompt_rows`."""
+        if not any(row.count for row in prompt_rows):
             return logits_indices
         first = plan.query_start_loc
         extra = np.concatenate([first[p.row] + np.arange(p.count) for p in prompt_rows])

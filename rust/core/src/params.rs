@@ -10,6 +10,20 @@ pub const GREEDY_TEMPERATURE: f32 = 1e-5;
 /// A logit bias of this or less removes the token altogether.
 pub const BAN_BIAS: f32 = -100.0;
 
+/// How a prompt becomes one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+pub enum Pooling {
+    /// The hidden state of its last token.
+    Last,
+    /// The mean of those of all its tokens. Nothing of the prompt is taken from the cache then.
+    Mean,
+}
+
 /// How the tokens of one request are drawn. Names and meanings follow vLLM's `SamplingParams`.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -52,6 +66,8 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<u32>>,
     /// If not empty, no other token is ever drawn.
     pub allowed_token_ids: Vec<u32>,
+    /// The prompt's vector is wanted; `n` and `max_tokens` are 1 then, and the token means nothing.
+    pub pooling: Option<Pooling>,
 }
 
 impl SamplingParams {
@@ -83,6 +99,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             bad_words: Vec::new(),
             allowed_token_ids: Vec::new(),
+            pooling: None,
         }
     }
 }

@@ -85,6 +85,10 @@ pub mod flags {
     pub const FILTER: i32 = 128;
     /// Bias, bans, allow-list, bad words or a pending `min_tokens`.
     pub const BIAS: i32 = 256;
+    /// The prompt's vector is wanted.
+    pub const POOL: i32 = 512;
+    /// It is the mean over all tokens, not the last one's hidden state.
+    pub const POOL_MEAN: i32 = 1024;
 }
 
 /// `value` if `condition`, else no flag.

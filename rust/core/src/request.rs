@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::cache::{Cursor, KvCache};
 use crate::ids::{BlockId, Namespace, RequestId, Slot, StepId, TenantId};
 use crate::output::FinishReason;
-use crate::params::SamplingParams;
+use crate::params::{Pooling, SamplingParams};
 use crate::plan::{self, flags};
 use crate::window::WindowTable;
 
@@ -338,9 +338,11 @@ impl Sequence {
     }
 
     /// Blocks that it can take from the cache at most: logits are needed of the last known token, and of those whose prompt logprobs are
-    /// still to come.
+    /// still to come; all states for a mean.
     pub(crate) fn max_match(&self, block_size: u32) -> u32 {
-        let first_needed = if self.wants_prompt_logprobs() {
+        let first_needed = if self.params.pooling == Some(Pooling::Mean) {
+            0
+        } else if self.wants_prompt_logprobs() {
             self.prompt_logprobs_done - 1
         } else {
             self.num_tokens() - 1
@@ -400,6 +402,8 @@ pub(crate) fn param_flags(params: &SamplingParams) -> i32 {
         | plan::flag(!params.is_greedy(), flags::RANDOM)
         | plan::flag(has_filter, flags::FILTER)
         | plan::flag(has_bias, flags::BIAS)
+        | plan::flag(params.pooling.is_some(), flags::POOL)
+        | plan::flag(params.pooling == Some(Pooling::Mean), flags::POOL_MEAN)
 }
 
 /// Sequences by place; a place is reused after its sequence is gone.

@@ -8,7 +8,7 @@ use common::make_seed;
 use octavo_core::config::{CacheGroup, ConfigError, CoreConfig};
 use octavo_core::ids::{RequestId, StepId};
 use octavo_core::output::{CommitError, FinishReason, Output, StepResults};
-use octavo_core::params::SamplingParams;
+use octavo_core::params::{Limits, Pooling, SamplingParams};
 use octavo_core::plan::{SLOT_INIT_HEADER_WORDS, flags, header};
 use octavo_core::request::{AddError, AddRequest};
 use octavo_core::scheduler::Core;
@@ -206,6 +206,50 @@ fn prompt_logprobs_skip_the_look_up_and_still_insert() {
             engine.told(4).num_cached_tokens
         ),
         (0, 16)
+    );
+}
+
+#[test]
+fn a_mean_takes_nothing_from_the_cache_and_a_last_state_does_and_both_insert() {
+    let mut engine = Engine::new(config());
+    let pooled = |id: u64, number: u32, pooling: Pooling| AddRequest {
+        params: SamplingParams {
+            pooling: Some(pooling),
+            ..params(1)
+        },
+        ..request(id, &prompt(number, 20), 1)
+    };
+    engine.add(pooled(1, 1, Pooling::Mean));
+    assert_eq!(engine.step(), [20]);
+    engine.add(pooled(2, 1, Pooling::Mean));
+    assert_eq!(engine.step(), [20], "all of it is computed again");
+    engine.add(pooled(3, 1, Pooling::Last));
+    assert_eq!(engine.step(), [4]);
+    let cached = [1, 2, 3].map(|id| engine.told(id).num_cached_tokens);
+    assert_eq!(cached, [0, 0, 16]);
+}
+
+#[test]
+fn a_prompt_that_becomes_a_vector_has_one_choice_and_one_token() {
+    let valid = SamplingParams {
+        pooling: Some(Pooling::Last),
+        ..params(1)
+    };
+    let check = |params: SamplingParams| params.validate(1000, &Limits::default());
+    assert_eq!(check(valid.clone()), Ok(()));
+    assert!(
+        check(SamplingParams {
+            n: 2,
+            ..valid.clone()
+        })
+        .is_err()
+    );
+    assert!(
+        check(SamplingParams {
+            max_tokens: 2,
+            ..valid
+        })
+        .is_err()
     );
 }
 

@@ -42,6 +42,7 @@ struct Tracked {
     num_logprobs: Option<usize>,
     num_prompt_logprobs: usize,
     prompt_logprobs: Option<Vec<Option<PositionLogprobs>>>,
+    pooled: Option<Vec<f32>>,
     choices: Vec<Choice>,
     error: Option<String>,
 }
@@ -111,6 +112,7 @@ impl Collector {
             prompt_logprobs: request
                 .num_prompt_logprobs
                 .map(|_| vec![None; request.num_prompt_tokens]),
+            pooled: None,
             choices,
             error: None,
         };
@@ -170,6 +172,13 @@ impl Collector {
         }
     }
 
+    /// The prompt of a request as a vector; told with its end.
+    pub(crate) fn set_pooled(&mut self, id: RequestId, vector: &[f32]) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.pooled = Some(vector.to_vec());
+        }
+    }
+
     /// Says why a choice of a request is about to end with an error.
     pub(crate) fn explain(&mut self, id: RequestId, reason: &str) {
         if let Some(request) = self.requests.get_mut(&id) {
@@ -220,6 +229,7 @@ impl Collector {
                 .prompt_logprobs_complete()
                 .then(|| request.prompt_logprobs.take())
                 .flatten(),
+            pooled: request.pooled.take(),
             finished,
             error: request.error.take(),
             ..Update::default()

@@ -76,6 +76,26 @@ pub struct PromptLogprobs<'a> {
     pub scores: StepLogprobs<'a>,
 }
 
+/// The vector of the prompt that a row of a step has completed.
+#[derive(Clone, Copy, Debug)]
+pub struct Pooled<'a> {
+    /// Row of the step.
+    pub row: u32,
+    /// `[hidden size]`.
+    pub vector: &'a [f32],
+}
+
+/// What a step brings beside its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras<'a> {
+    /// Of the sampled tokens.
+    pub logprobs: Option<StepLogprobs<'a>>,
+    /// Of prompt tokens.
+    pub prompt_logprobs: &'a [PromptLogprobs<'a>],
+    /// Of whole prompts.
+    pub pooled: &'a [Pooled<'a>],
+}
+
 /// The engine cannot take a request or a step.
 #[derive(Debug, Error)]
 pub enum EngineError {
@@ -480,7 +500,7 @@ impl Engine {
             let mut collector = lock(&self.collector);
             let mut ended = Vec::new();
             core.take_ended(&mut |output: Output<'_>| {
-                deliver(&mut collector, &output, 1, None, &[]);
+                deliver(&mut collector, &output, 1, Extras::default());
                 ended.push((output.id, output.choice));
             });
             for (id, choice) in ended {
@@ -501,16 +521,14 @@ impl Engine {
     ///
     /// # Errors
     /// The results are not those of the oldest step in flight; nothing was changed.
-    pub fn commit(
-        &self,
-        results: StepResults<'_>,
-        logprobs: Option<StepLogprobs<'_>>,
-        prompt_logprobs: &[PromptLogprobs<'_>],
-    ) -> Result<(), EngineError> {
+    pub fn commit(&self, results: StepResults<'_>, extras: Extras<'_>) -> Result<(), EngineError> {
         let rows = results.num_sampled.len();
         let positions = results.tokens.len() / rows.max(1);
-        let whole = logprobs.is_none_or(|scores| scores.covers(rows * positions))
-            && prompt_logprobs.iter().all(|part| {
+        let has_row = |part: &Pooled<'_>| (part.row as usize) < rows;
+        let scores = extras.logprobs;
+        let whole = scores.is_none_or(|scores| scores.covers(rows * positions))
+            && extras.pooled.iter().all(has_row)
+            && extras.prompt_logprobs.iter().all(|part| {
                 (part.row as usize) < rows && part.scores.covers(part.scores.ranks.len())
             });
         if !whole {
@@ -525,13 +543,7 @@ impl Engine {
             if output.finish.is_some() {
                 ended.push((output.id, output.choice));
             }
-            if deliver(
-                &mut collector,
-                &output,
-                positions,
-                logprobs,
-                prompt_logprobs,
-            ) {
+            if deliver(&mut collector, &output, positions, extras) {
                 stopped.push((output.id, output.choice));
             }
             if output.finish == Some(FinishReason::Error)
@@ -564,11 +576,15 @@ fn deliver(
     collector: &mut Collector,
     output: &Output<'_>,
     positions: usize,
-    logprobs: Option<StepLogprobs<'_>>,
-    prompt_logprobs: &[PromptLogprobs<'_>],
+    extras: Extras<'_>,
 ) -> bool {
+    let is_own = |part: &&Pooled<'_>| Some(part.row) == output.row;
+    if let Some(found) = extras.pooled.iter().find(is_own) {
+        collector.set_pooled(output.id, found.vector);
+    }
     let span = output.prompt_logprobs;
-    if let Some(found) = prompt_logprobs
+    if let Some(found) = extras
+        .prompt_logprobs
         .iter()
         .find(|p| !span.is_empty() && Some(p.row) == output.row)
     {
@@ -582,7 +598,11 @@ fn deliver(
     if output.finish == Some(FinishReason::Error) {
         collector.explain(output.id, "the model gave no token that can be drawn: its logits are not finite, or all are masked");
     }
-    let scores = match (logprobs, output.row, collector.num_logprobs(output.id)) {
+    let scores = match (
+        extras.logprobs,
+        output.row,
+        collector.num_logprobs(output.id),
+    ) {
         (Some(logprobs), Some(row), Some(top)) => {
             let first = row as usize * positions;
             (first..first + output.tokens.len())

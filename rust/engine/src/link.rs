@@ -205,6 +205,7 @@ fn to_wire(update: Update) -> octavo_wire::Update {
         id: update.id.0,
         num_cached_tokens: update.num_cached_tokens,
         prompt_logprobs: positions,
+        pooled: update.pooled,
         choices: choices.collect(),
         finished: update.finished,
         error: update.error,

@@ -69,6 +69,8 @@ pub struct Update {
     pub num_cached_tokens: u32,
     /// Given once, when the prompt is computed: one entry for each prompt token, the first empty.
     pub prompt_logprobs: Option<Vec<Option<PositionLogprobs>>>,
+    /// Given once, if it was asked for: the prompt as a vector.
+    pub pooled: Option<Vec<f32>>,
     /// Choices that gained something.
     pub choices: Vec<ChoiceUpdate>,
     /// Every choice has ended: there are no further updates.

@@ -11,7 +11,7 @@ use octavo_core::ids::{Namespace, RequestId, TenantId};
 use octavo_core::output::StepResults;
 use octavo_core::params::{Limits, SamplingParams};
 use octavo_core::plan::{Layout, flags, header};
-use octavo_engine::engine::{Engine, EngineError, Submission};
+use octavo_engine::engine::{Engine, EngineError, Extras, Submission};
 use octavo_engine::journal::Journal;
 use octavo_engine::mailbox::Mailbox;
 use octavo_engine::update::{Finish, Update};
@@ -76,7 +76,7 @@ fn step(engine: &Engine, fails: impl Fn(i32) -> bool) -> bool {
         num_sampled: &num_sampled,
         next_drafts: None,
     };
-    engine.commit(results, None, &[]).unwrap();
+    engine.commit(results, Extras::default()).unwrap();
     true
 }
 
@@ -343,6 +343,6 @@ fn the_journal_names_the_requests_in_flight_and_nobody_after_their_commit() {
         num_sampled: &[1; 2],
         next_drafts: None,
     };
-    engine.commit(results, None, &[]).unwrap();
+    engine.commit(results, Extras::default()).unwrap();
     assert_eq!(written().unwrap().requests, [0; 0]);
 }

@@ -10,9 +10,9 @@ use numpy::{
 use octavo_core::config::{self, CacheGroup, CoreConfig};
 use octavo_core::ids::{Namespace, RequestId, StepId, TenantId};
 use octavo_core::output::StepResults;
-use octavo_core::params::{Limits, SamplingParams};
+use octavo_core::params::{Limits, Pooling, SamplingParams};
 use octavo_core::plan;
-use octavo_engine::engine::{Engine, PromptLogprobs, StepLogprobs, Submission};
+use octavo_engine::engine::{Engine, Extras, Pooled, PromptLogprobs, StepLogprobs, Submission};
 use octavo_engine::mailbox;
 use octavo_engine::update::{self, Finish, PositionLogprobs};
 use octavo_text::detokenizer::TextStart;
@@ -77,6 +77,7 @@ impl Params {
         eos_token_ids: Vec<u32>,
         bad_words: Vec<Vec<u32>>,
         vocab_size: u32,
+        pooling: Option<Pooling>,
     ) -> SamplingParams {
         // −1 asks for the whole vocabulary.
         let count = |top: i64| u32::try_from(top).unwrap_or(vocab_size);
@@ -100,6 +101,7 @@ impl Params {
             logit_bias: self.logit_bias.unwrap_or_default().into_iter().collect(),
             bad_words,
             allowed_token_ids: self.allowed_token_ids.unwrap_or_default(),
+            pooling,
         }
     }
 }
@@ -173,6 +175,11 @@ impl PyUpdate {
     fn prompt_logprobs(&self) -> Option<Vec<Option<Position>>> {
         let positions = self.0.prompt_logprobs.as_ref()?;
         Some(positions.iter().map(|p| p.as_ref().map(position)).collect())
+    }
+
+    #[getter]
+    fn pooled(&self) -> Option<Vec<f32>> {
+        self.0.pooled.clone()
     }
 
     #[getter]
@@ -319,7 +326,7 @@ impl PyEngineCore {
     }
 
     #[pyo3(signature = (prompt, params, mailbox, *, eos_token_ids, bad_words, priority=0, tenant=0, namespace=0, stream=false,
-        shown_special_ids=Vec::new(), grammar=None))]
+        shown_special_ids=Vec::new(), grammar=None, pooling=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of the Python method"
@@ -338,7 +345,10 @@ impl PyEngineCore {
         stream: bool,
         shown_special_ids: Vec<u32>,
         grammar: Option<&PyGrammarSource>,
+        pooling: Option<&str>,
     ) -> PyResult<u64> {
+        let pooling = pooling.map(parse_pooling).transpose()?;
+        let vocab_size = self.engine.config().vocab_size;
         let submission = Submission {
             num_prompt_tokens: prompt.len() as u32,
             tokens: prompt,
@@ -347,7 +357,7 @@ impl PyEngineCore {
             text: params
                 .text_options(shown_special_ids)
                 .map_err(value_error)?,
-            params: params.resolve(eos_token_ids, bad_words, self.engine.config().vocab_size),
+            params: params.resolve(eos_token_ids, bad_words, vocab_size, pooling),
             priority,
             tenant: TenantId(tenant),
             namespace: Namespace(namespace),
@@ -392,7 +402,7 @@ impl PyEngineCore {
     }
 
     #[pyo3(signature = (step_id, tokens, num_sampled, next_drafts=None, logprob_ids=None, logprobs=None, logprob_ranks=None,
-        prompt_logprobs=None))]
+        prompt_logprobs=None, pooled=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "the fields of StepResult, in order"
@@ -408,6 +418,7 @@ impl PyEngineCore {
         logprobs: Option<PyReadonlyArray3<'_, f32>>,
         logprob_ranks: Option<PyReadonlyArray2<'_, i32>>,
         prompt_logprobs: Option<Vec<PromptScores<'_>>>,
+        pooled: Option<Vec<(u32, PyReadonlyArray1<'_, f32>)>>,
     ) -> PyResult<()> {
         let results = StepResults {
             step_id: StepId(step_id),
@@ -442,7 +453,18 @@ impl PyEngineCore {
                 scores,
             });
         }
-        py.detach(|| self.engine.commit(results, scores, &prompt_scores))
+        let vectors = pooled.unwrap_or_default();
+        let mut pooled = Vec::with_capacity(vectors.len());
+        for (row, vector) in &vectors {
+            let vector = vector.as_slice()?;
+            pooled.push(Pooled { row: *row, vector });
+        }
+        let extras = Extras {
+            logprobs: scores,
+            prompt_logprobs: &prompt_scores,
+            pooled: &pooled,
+        };
+        py.detach(|| self.engine.commit(results, extras))
             .map_err(runtime_error)
     }
 
@@ -503,6 +525,16 @@ fn cache_groups(windows: &[Option<u32>]) -> Vec<CacheGroup> {
         window.map_or(CacheGroup::Full, |window| CacheGroup::Window { window })
     };
     windows.iter().map(group).collect()
+}
+
+fn parse_pooling(name: &str) -> PyResult<Pooling> {
+    match name {
+        "last" => Ok(Pooling::Last),
+        "mean" => Ok(Pooling::Mean),
+        other => Err(value_error(format!(
+            "pooling = {other:?} must be last or mean"
+        ))),
+    }
 }
 
 fn value_error(error: impl std::fmt::Display) -> PyErr {

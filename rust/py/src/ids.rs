@@ -5,7 +5,7 @@ use pyo3::types::{PyInt, PyList};
 
 /// Whether a list holds nothing but `int`s: no `bool`s, no numbers of other kinds.
 #[pyfunction]
-pub fn all_ints(values: &Bound<'_, PyList>) -> bool {
+pub(crate) fn all_ints(values: &Bound<'_, PyList>) -> bool {
     values
         .iter()
         .all(|value| value.is_exact_instance_of::<PyInt>())
@@ -13,7 +13,7 @@ pub fn all_ints(values: &Bound<'_, PyList>) -> bool {
 
 /// Index of the first entry of a list of `int`s that is not a token id below `vocab_size`.
 #[pyfunction]
-pub fn first_outside(token_ids: &Bound<'_, PyList>, vocab_size: u32) -> Option<usize> {
+pub(crate) fn first_outside(token_ids: &Bound<'_, PyList>, vocab_size: u32) -> Option<usize> {
     token_ids
         .iter()
         .position(|id| id.extract::<u32>().map_or(true, |id| id >= vocab_size))

@@ -9,11 +9,16 @@ mod server;
 mod text;
 
 use pyo3::prelude::*;
+use pyo3::types::PyFrozenSet;
 
 #[pymodule]
 fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("PLAN", plan::constants(m.py())?)?;
+    m.add(
+        "FIELDS_WITHOUT_MEANING",
+        PyFrozenSet::new(m.py(), octavo_server::FIELDS_WITHOUT_MEANING)?,
+    )?;
     m.add("TemplateError", m.py().get_type::<text::TemplateError>())?;
     m.add("FieldError", m.py().get_type::<grammar::FieldError>())?;
     m.add_class::<grammar::PyGrammarSource>()?;

@@ -53,7 +53,7 @@ const SLOT_INIT: [&str; plan::SLOT_INIT_HEADER_WORDS] = [
     "n_allowed",
 ];
 
-const ROW_FLAGS: [(&str, i32); 9] = [
+const ROW_FLAGS: [(&str, i32); 11] = [
     ("HOST_STATE", flags::HOST_STATE),
     ("SAMPLE", flags::SAMPLE),
     ("GRAMMAR", flags::GRAMMAR),
@@ -63,6 +63,8 @@ const ROW_FLAGS: [(&str, i32); 9] = [
     ("RANDOM", flags::RANDOM),
     ("FILTER", flags::FILTER),
     ("BIAS", flags::BIAS),
+    ("POOL", flags::POOL),
+    ("POOL_MEAN", flags::POOL_MEAN),
 ];
 
 /// `_core.PLAN`: what does not depend on a configuration.

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use octavo_core::params::Pooling;
 use octavo_wire::{
     ChoiceUpdate, Decoder, Finish, FromEngine, ModelInfo, SamplingDefaults, ToEngine, Update,
 };
@@ -43,7 +44,7 @@ fn main() {
     let config = json!({
         "host": "127.0.0.1", "port": port, "model": "stub", "served_model_name": ["stub"], "api_key": [],
         "allowed_origin": [], "tls": null, "unknown_fields": "reject", "max_body_bytes": 1 << 20, "max_queued_requests": 4096,
-        "shutdown_timeout": 1.0, "engine_timeout": 30.0, "tool_call_parser": "auto", "reasoning_parser": "auto",
+        "shutdown_timeout": 1.0, "engine_timeout": 30.0, "data_parallel_size": 1, "tool_call_parser": "auto", "reasoning_parser": "auto",
         "engine_command": [std::env::current_exe().unwrap(), "--stub-engine", tokenizer],
         "engine_config": {},
     });
@@ -234,6 +235,10 @@ fn stub_engine(tokenizer: &Path, folder: &Path) {
         vocab_size: 2000,
         max_model_len: 4096,
         max_num_seqs: 512,
+        cache_tokens: 1 << 20,
+        step_seconds: 0.0,
+        hidden_size: 64,
+        pooling: Pooling::Last,
         max_logprobs: 20,
         eos_token_ids: Vec::new(),
         tokenizer: Some(tokenizer.display().to_string()),

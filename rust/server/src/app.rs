@@ -2,10 +2,11 @@
 
 use std::any::Any;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -15,7 +16,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use octavo_wire::Progress;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio::time::timeout;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyValue, CorsLayer};
@@ -56,35 +57,44 @@ pub(crate) struct App {
     /// Seconds since 1970.
     pub(crate) started_at: u64,
     /// Set once the first engine has loaded it.
-    model: RwLock<Option<Arc<Model>>>,
-    is_engine_up: AtomicBool,
+    pub(crate) loaded: OnceCell<Arc<Model>>,
     is_draining: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
-    /// Signalled when the engine has told of itself.
+    /// One for each engine.
+    pub(crate) engines: Vec<EngineNews>,
+}
+
+/// Where one waits for an engine.
+#[derive(Debug)]
+pub(crate) struct EngineNews {
+    /// Signalled when it has told of itself.
     progress_told: Notify,
+    /// How often it has been ready.
+    pub(crate) starts: watch::Sender<u64>,
 }
 
 impl App {
     pub(crate) fn new(config: ServerConfig, keys: ApiKeys) -> Self {
-        Self {
-            config,
-            keys,
-            registry: Arc::default(),
-            started_at: protocol::now(),
-            model: RwLock::default(),
-            is_engine_up: AtomicBool::new(false),
-            is_draining: AtomicBool::new(false),
-            metrics: Arc::new(Metrics::new()),
+        let replicas = config.data_parallel_size;
+        let news = || EngineNews {
             progress_told: Notify::new(),
+            starts: watch::Sender::new(0),
+        };
+        Self {
+            keys,
+            registry: Arc::new(Registry::new(replicas)),
+            started_at: protocol::now(),
+            loaded: OnceCell::new(),
+            is_draining: AtomicBool::new(false),
+            metrics: Arc::new(Metrics::new(replicas)),
+            engines: (0..replicas).map(|_| news()).collect(),
+            config,
         }
     }
 
     /// The model, once it is loaded.
     pub(crate) fn model(&self) -> Option<Arc<Model>> {
-        self.model
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.loaded.get().cloned()
     }
 
     /// The model, if requests are taken now.
@@ -99,20 +109,20 @@ impl App {
             .ok_or_else(|| ApiError::unavailable("the model is being loaded", "model_loading"))
     }
 
-    /// An engine has loaded `model`.
-    pub(crate) fn set_ready(&self, model: Option<Arc<Model>>) {
-        if let Some(model) = model {
-            *self.model.write().unwrap_or_else(PoisonError::into_inner) = Some(model);
+    /// What an engine is called in the log.
+    pub(crate) fn engine_name(&self, replica: usize) -> String {
+        match self.engines.len() {
+            1 => "the engine".to_owned(),
+            _ => format!("engine {replica}"),
         }
-        self.is_engine_up.store(true, Ordering::Release);
-        self.metrics.engine_up.set(1);
     }
 
-    /// There is no engine for now.
-    pub(crate) fn set_gone(&self) {
-        self.is_engine_up.store(false, Ordering::Release);
-        self.metrics.engine_up.set(0);
-        self.metrics.engine_restarts.inc();
+    /// An engine takes requests.
+    pub(crate) fn engine_up(&self, replica: usize) {
+        self.metrics.engine_up(replica);
+        self.engines[replica]
+            .starts
+            .send_modify(|count| *count += 1);
     }
 
     /// New requests are refused from now on.
@@ -124,9 +134,9 @@ impl App {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_progress(&self, progress: &Progress) {
-        self.metrics.set_progress(progress);
-        self.progress_told.notify_waiters();
+    pub(crate) fn set_progress(&self, replica: usize, progress: &Progress) {
+        self.metrics.set_progress(replica, progress);
+        self.engines[replica].progress_told.notify_waiters();
     }
 
     /// The name under which the model answers; an error if the request asks for another one.
@@ -172,7 +182,8 @@ impl App {
         if let Some(grammar) = requests.first().and_then(|new| new.grammar.as_ref()) {
             model.check_grammar(grammar).await?;
         }
-        let limit = model.info.max_num_seqs as usize + self.config.max_queued_requests;
+        let running = model.info.max_num_seqs as usize * self.config.data_parallel_size;
+        let limit = running + self.config.max_queued_requests;
         let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
         let submitted = self.registry.submit(requests, limit);
         if submitted.is_ok() {
@@ -188,8 +199,22 @@ impl App {
         })
     }
 
+    /// The model, and what `parse` makes of a body for it.
+    pub(crate) async fn parse<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: Bytes,
+        parse: impl FnOnce(&[u8], &Self, &Model) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(Arc<Model>, T), ApiError> {
+        let model = self.open()?;
+        let (app, for_parsing) = (Arc::clone(self), Arc::clone(&model));
+        let parsed = self
+            .off_the_loop(body.len(), move || parse(&body, &app, &for_parsing))
+            .await?;
+        Ok((model, parsed))
+    }
+
     /// Runs `work` on a body of `size` bytes; a large one does not stop the other connections.
-    pub(crate) async fn off_the_loop<T: Send + 'static>(
+    async fn off_the_loop<T: Send + 'static>(
         &self,
         size: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -212,6 +237,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/messages", post(protocol::messages))
         .route("/v1/messages/count_tokens", post(protocol::count_tokens))
         .route("/v1/responses", post(protocol::responses))
+        .route("/v1/embeddings", post(protocol::embeddings))
         .route("/metrics", get(metrics))
         .route("/tokenize", post(protocol::tokenize))
         .route("/detokenize", post(protocol::detokenize))
@@ -293,7 +319,7 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
     if let Err(error) = app.open() {
         return error.into_response();
     }
-    if !app.is_engine_up.load(Ordering::Acquire) {
+    if !app.registry.is_any_up() {
         return ApiError::unavailable("the engine is being restarted", "engine_restarting")
             .into_response();
     }
@@ -309,13 +335,19 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-/// What Prometheus reads, with what the engine says of itself now, if it answers in time.
+/// What Prometheus reads, with what the engines say of themselves now, if they answer in time.
 async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let told = app.progress_told.notified();
-    if app.registry.ping() {
-        // What it said last is told otherwise.
-        let _ = timeout(PROGRESS_TIMEOUT, told).await;
-    }
+    let news = app.engines.iter();
+    let mut told: Vec<_> = news.map(|one| Some(one.progress_told.notified())).collect();
+    let answers = async {
+        for replica in app.registry.ping() {
+            if let Some(told) = told[replica].take() {
+                told.await;
+            }
+        }
+    };
+    // What they said last is told otherwise.
+    let _ = timeout(PROGRESS_TIMEOUT, answers).await;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text())
 }

@@ -41,8 +41,10 @@ pub struct ServerConfig {
     pub max_queued_requests: usize,
     /// Seconds that running requests have after the first signal to end.
     pub shutdown_timeout: f64,
-    /// Seconds without progress, while work waits, after which the engine counts as hung.
+    /// Seconds without progress, while work waits, after which an engine counts as hung; more if its steps are long.
     pub engine_timeout: f64,
+    /// Engine processes, each with the whole model.
+    pub data_parallel_size: usize,
     /// Name of a parser, `auto` or `none`.
     pub tool_call_parser: String,
     /// Name of a parser, `auto` or `none`.

@@ -10,6 +10,8 @@ mod auth;
 mod config;
 mod engine;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod http;
 mod log;
 mod metrics;
@@ -19,4 +21,5 @@ mod run;
 
 pub use config::{ServerConfig, UnknownFields};
 pub use engine::SupervisorError;
+pub use protocol::FIELDS_WITHOUT_MEANING;
 pub use run::{ServeError, run};

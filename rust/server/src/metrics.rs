@@ -38,20 +38,26 @@ struct Answered {
     status: u16,
 }
 
-/// All counts of the front, and those that the engine told last.
+/// A replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfEngine {
+    engine: usize,
+}
+
+/// All counts of the front, and those that the engines told last.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
-    running: Gauge,
-    waiting: Gauge,
-    cache_usage: Gauge<f64, AtomicU64>,
-    prefix_queries: Counter,
-    prefix_hits: Counter,
-    preemptions: Counter,
+    running: Family<OfEngine, Gauge>,
+    waiting: Family<OfEngine, Gauge>,
+    cache_usage: Family<OfEngine, Gauge<f64, AtomicU64>>,
+    prefix_queries: Family<OfEngine, Counter>,
+    prefix_hits: Family<OfEngine, Counter>,
+    preemptions: Family<OfEngine, Counter>,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
-    pub(crate) engine_restarts: Counter,
-    pub(crate) engine_up: Gauge,
+    engine_restarts: Family<OfEngine, Counter>,
+    engine_up: Family<OfEngine, Gauge>,
     finished: Family<Finished, Counter>,
     answered: Family<Answered, Counter>,
     first_token: Histogram,
@@ -62,20 +68,21 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// For `engines` replicas.
+    pub(crate) fn new(engines: usize) -> Self {
         let histogram = |buckets: &[f64]| Histogram::new(buckets.iter().copied());
         let metrics = Self {
             registry: Mutex::default(),
-            running: Gauge::default(),
-            waiting: Gauge::default(),
-            cache_usage: Gauge::default(),
-            prefix_queries: Counter::default(),
-            prefix_hits: Counter::default(),
-            preemptions: Counter::default(),
+            running: Family::default(),
+            waiting: Family::default(),
+            cache_usage: Family::default(),
+            prefix_queries: Family::default(),
+            prefix_hits: Family::default(),
+            preemptions: Family::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
-            engine_restarts: Counter::default(),
-            engine_up: Gauge::default(),
+            engine_restarts: Family::default(),
+            engine_up: Family::default(),
             finished: Family::default(),
             answered: Family::default(),
             first_token: histogram(&LONG),
@@ -89,6 +96,11 @@ impl Metrics {
             let _ = metrics
                 .finished
                 .get_or_create(&Finished { finished_reason });
+        }
+        for engine in 0..engines {
+            metrics.set_progress(engine, &Progress::default());
+            let _ = metrics.engine_restarts.get_or_create(&OfEngine { engine });
+            let _ = metrics.engine_up.get_or_create(&OfEngine { engine });
         }
         *lock(&metrics.registry) = metrics.registered();
         metrics
@@ -192,23 +204,41 @@ impl Metrics {
         );
     }
 
-    /// Takes over what the engine says of itself; after a restart it counts from 0 again.
-    pub(crate) fn set_progress(&self, progress: &Progress) {
-        let stats = &progress.stats;
-        self.running.set(stats.num_running as i64);
-        self.waiting.set(stats.num_waiting as i64);
+    /// Takes over what an engine says of itself; after a restart it counts from 0 again.
+    pub(crate) fn set_progress(&self, engine: usize, progress: &Progress) {
+        let (of, stats) = (OfEngine { engine }, &progress.stats);
+        self.running
+            .get_or_create(&of)
+            .set(stats.num_running as i64);
+        self.waiting
+            .get_or_create(&of)
+            .set(stats.num_waiting as i64);
         let used = stats
             .num_blocks
             .saturating_sub(stats.free_blocks + stats.evictable_blocks);
         self.cache_usage
+            .get_or_create(&of)
             .set(f64::from(used) / f64::from(stats.num_blocks.max(1)));
-        for (counter, value) in [
+        for (counters, value) in [
             (&self.prefix_queries, stats.query_tokens),
             (&self.prefix_hits, stats.hit_tokens),
             (&self.preemptions, stats.preemptions),
         ] {
+            let counter = counters.get_or_create(&of);
             counter.inner().store(value, Ordering::Relaxed);
         }
+    }
+
+    /// An engine takes requests.
+    pub(crate) fn engine_up(&self, engine: usize) {
+        self.engine_up.get_or_create(&OfEngine { engine }).set(1);
+    }
+
+    /// An engine is gone.
+    pub(crate) fn engine_gone(&self, engine: usize) {
+        let of = OfEngine { engine };
+        self.engine_up.get_or_create(&of).set(0);
+        self.engine_restarts.get_or_create(&of).inc();
     }
 
     /// An HTTP request was answered.

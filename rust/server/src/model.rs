@@ -81,6 +81,17 @@ impl Model {
         })
     }
 
+    /// Whether requests that were checked by this model's limits can run in an engine that has loaded `info`.
+    pub(crate) fn is_served_by(&self, info: &ModelInfo) -> Result<(), String> {
+        if info.max_model_len < self.info.max_model_len {
+            return Err(format!(
+                "max_model_len = {} of this engine must be at least {}, which requests have been promised: set max_model_len, or the size of the KV cache",
+                info.max_model_len, self.info.max_model_len
+            ));
+        }
+        Ok(())
+    }
+
     /// The tokenizer, for a request that needs one.
     pub(crate) fn require_tokenizer(&self) -> Result<&Arc<Tokenizer>, ApiError> {
         self.tokenizer.as_ref().ok_or_else(|| {

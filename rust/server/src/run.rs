@@ -10,7 +10,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use crate::app::{self, App};
@@ -94,14 +94,17 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
     ));
 
     let app = Arc::new(App::new(config, keys));
-    let supervisor = Supervisor::new(
-        Arc::clone(&app.registry),
-        Arc::new(Watcher(Arc::clone(&app))),
-        app.config.engine_command.clone(),
-        &app.config.engine_config,
-        Duration::from_secs_f64(app.config.engine_timeout),
-    )?;
-    let mut engine = tokio::spawn(supervisor.run());
+    let mut engines = JoinSet::new();
+    for replica in 0..app.config.data_parallel_size {
+        let watcher = Watcher {
+            app: Arc::clone(&app),
+            replica,
+        };
+        let registry = Arc::clone(&app.registry);
+        let supervisor = Supervisor::new(replica, registry, Arc::new(watcher), &app.config)?;
+        engines.spawn(supervisor.run());
+    }
+    let mut restart: JoinSet<()> = JoinSet::new();
     let (stop, stopped) = oneshot::channel::<()>();
     let router = app::router(&app);
     let mut http = tokio::spawn(http::serve(listener, tls, router, stopped));
@@ -110,12 +113,13 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
         tokio::select! {
             asked = signals.next() => match asked {
                 Asked::Stop => break drain(&app, &mut signals).await,
-                Asked::Restart => {
-                    say("restarting the engine, as a signal asks");
-                    app.registry.stop_engine();
+                Asked::Restart if restart.is_empty() => {
+                    restart.spawn(restart_engines(Arc::clone(&app)));
                 }
+                Asked::Restart => say("the engines are being restarted already"),
             },
-            ended = &mut engine => {
+            Some(_) = restart.join_next() => {}
+            Some(ended) = engines.join_next() => {
                 let error = engine_error(ended);
                 app.drain();
                 finish(stop, &mut http).await;
@@ -124,13 +128,28 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
         }
     };
     finish(stop, &mut http).await;
-    // Its process is killed with it.
-    engine.abort();
-    let _ = engine.await;
+    // Their processes are killed with them.
+    engines.shutdown().await;
     Ok(code)
 }
 
-fn engine_error(ended: Result<SupervisorError, tokio::task::JoinError>) -> ServeError {
+/// Replaces one engine process after the other; while one starts, the others take its requests.
+async fn restart_engines(app: Arc<App>) {
+    for (replica, engine) in app.engines.iter().enumerate() {
+        say(&format!(
+            "restarting {}, as a signal asks",
+            app.engine_name(replica)
+        ));
+        let mut starts = engine.starts.subscribe();
+        starts.mark_unchanged();
+        app.registry.stop_engine(replica);
+        if starts.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn engine_error(ended: Result<SupervisorError, JoinError>) -> ServeError {
     match ended {
         Ok(error) => error.into(),
         Err(error) => ServeError::Config(format!("the supervisor failed: {error}")),
@@ -221,29 +240,46 @@ impl Signals {
     }
 }
 
-/// Tells the app of the engine's life.
-struct Watcher(Arc<App>);
+/// Tells the app of one engine's life.
+struct Watcher {
+    app: Arc<App>,
+    replica: usize,
+}
 
 impl Listener for Watcher {
     async fn ready(&self, info: ModelInfo) -> Result<(), String> {
-        if self.0.model().is_some() {
-            self.0.set_ready(None);
-            say("the engine is ready again");
-            return Ok(());
+        let load = async || {
+            let (app, info) = (Arc::clone(&self.app), info.clone());
+            let loading = tokio::task::spawn_blocking(move || Model::load(info, &app.config));
+            loading
+                .await
+                .map_err(|error| error.to_string())?
+                .map(Arc::new)
+        };
+        let model = self.app.loaded.get_or_try_init(load).await?;
+        model.is_served_by(&info)
+    }
+
+    fn connected(&self) {
+        let is_first = *self.app.engines[self.replica].starts.borrow() == 0;
+        self.app.engine_up(self.replica);
+        let name = self.app.engine_name(self.replica);
+        match (is_first, self.app.engines.len()) {
+            (true, 1) => say("ready"),
+            (true, _) => say(&format!("ready: {name}")),
+            (false, _) => say(&format!("{name} is ready again")),
         }
-        let app = Arc::clone(&self.0);
-        let loading = tokio::task::spawn_blocking(move || Model::load(info, &app.config));
-        let model = loading.await.map_err(|error| error.to_string())??;
-        self.0.set_ready(Some(Arc::new(model)));
-        say("ready");
-        Ok(())
     }
 
     fn progress(&self, progress: Progress) {
-        self.0.set_progress(&progress);
+        self.app.set_progress(self.replica, &progress);
     }
 
     fn gone(&self, _death: &Death) {
-        self.0.set_gone();
+        self.app.metrics.engine_gone(self.replica);
+    }
+
+    fn name(&self) -> String {
+        self.app.engine_name(self.replica)
     }
 }

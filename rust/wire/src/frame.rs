@@ -130,6 +130,7 @@ mod tests {
             id: 9,
             num_cached_tokens: 16,
             prompt_logprobs: Some(vec![None, Some(position)]),
+            pooled: Some(vec![0.5, -1e-30]),
             choices: vec![choice],
             finished: true,
             error: None,

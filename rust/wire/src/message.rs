@@ -1,6 +1,6 @@
 //! The messages. Both sides are built of one source, so fields have no names on the wire.
 
-use octavo_core::params::SamplingParams;
+use octavo_core::params::{Pooling, SamplingParams};
 use octavo_core::stats::Stats;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -106,6 +106,8 @@ pub struct Update {
     pub num_cached_tokens: u32,
     /// Given once, when the prompt is computed: one entry for each prompt token, the first empty.
     pub prompt_logprobs: Option<Vec<Option<PositionLogprobs>>>,
+    /// Given once, if it was asked for: the prompt as a vector.
+    pub pooled: Option<Vec<f32>>,
     /// Choices that gained something.
     pub choices: Vec<ChoiceUpdate>,
     /// Every choice has ended: there are no further updates.
@@ -162,6 +164,10 @@ pub struct ModelInfo {
     pub max_model_len: u32,
     /// Requests that run at once.
     pub max_num_seqs: u32,
+    /// Tokens that the KV cache holds.
+    pub cache_tokens: u64,
+    /// Seconds that the largest step takes at most, as predicted.
+    pub step_seconds: f64,
     /// Largest `logprobs` and `prompt_logprobs`.
     pub max_logprobs: u32,
     /// Ids that end a generation.
@@ -170,6 +176,10 @@ pub struct ModelInfo {
     pub tokenizer: Option<String>,
     /// Source of a template that replaces the tokenizer's own.
     pub chat_template: Option<String>,
+    /// Numbers of a hidden state.
+    pub hidden_size: u32,
+    /// How a prompt becomes a vector where a request does not say.
+    pub pooling: Pooling,
     /// Sampling parameters of requests that say nothing.
     pub defaults: SamplingDefaults,
     /// Sequences longer than this use the long rotary frequencies, and share no prefix with the others.

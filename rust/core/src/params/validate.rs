@@ -215,6 +215,10 @@ impl SamplingParams {
             0,
             max_logprobs,
         )?;
+        if self.pooling.is_some() {
+            count_within("n", self.n, 1, 1)?;
+            count_within("max_tokens", self.max_tokens, 1, 1)?;
+        }
         within("temperature", self.temperature, 0.0, 1e6)?;
         within("top_p", self.top_p, 0.0, 1.0)?;
         if self.top_p == 0.0 {

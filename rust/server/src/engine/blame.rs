@@ -65,6 +65,16 @@ impl Blame {
         ended
     }
 
+    /// Whether a request is a suspect.
+    pub(crate) fn suspects(&self, id: u64) -> bool {
+        self.groups.iter().any(|group| group.contains(&id))
+    }
+
+    /// Lets every suspect go, and returns them.
+    pub(crate) fn dismiss(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.groups).concat()
+    }
+
     /// Whether a request may be in the engine now.
     pub(crate) fn admits(&self, id: u64) -> bool {
         self.groups.last().is_none_or(|group| group.contains(&id))

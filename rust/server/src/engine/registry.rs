@@ -2,12 +2,16 @@
 //!
 //! A request is in the engine under *wire* ids: one for all its choices at first, one for each unfinished choice once it goes on after a
 //! restart. What comes for a wire id that is forgotten is dropped.
+//!
+//! The engines are replicas of each other: a router gives each request to one of them, all its choices together. Whoever is suspected of
+//! killing an engine stays with that one and has it for himself, while everybody else goes on in the others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use octavo_core::params::SamplingParams;
+use octavo_router::{Prefix, Router};
 use octavo_wire::{
     AddRequest, ChoiceUpdate, Finish, GrammarSource, PositionLogprobs, ToEngine, Update,
 };
@@ -52,6 +56,8 @@ pub(crate) enum News {
         num_cached_tokens: u32,
         logprobs: Option<Vec<Option<PositionLogprobs>>>,
     },
+    /// The prompt as a vector.
+    Vector(Vec<f32>),
     /// Tokens of one choice.
     Choice(ChoiceUpdate),
     /// It ends here: whatever else it had to say is lost.
@@ -104,35 +110,90 @@ struct Request {
     choices: Vec<Choice>,
     /// The client knows of the prompt.
     prompt_told: bool,
-    /// Wire ids of it in the engine.
+    /// Of the prompt, for the router.
+    prefix: Prefix,
+    /// The replica it is in, and its wire ids there.
+    home: Option<Home>,
+}
+
+/// Where a request is.
+#[derive(Debug)]
+struct Home {
+    replica: usize,
     wires: Vec<u64>,
+    /// Choices that it went there with.
+    sequences: usize,
 }
 
 /// All unfinished requests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Registry {
+    replicas: usize,
     inner: Mutex<Inner>,
     /// Signalled when the last request ends.
     pub(crate) emptied: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     last_id: u64,
     /// By arrival.
     requests: BTreeMap<u64, Request>,
     /// The request behind each wire id.
     wires: HashMap<u64, u64>,
-    /// The engine, while it takes requests.
-    engine: Option<mpsc::UnboundedSender<ToEngine>>,
-    blame: Blame,
+    engines: Vec<Engine>,
+    router: Router,
     /// Choices of all requests.
     sequences: usize,
-    /// When a request last got a token, or began to wait for its first.
+}
+
+/// One replica.
+#[derive(Debug, Default)]
+struct Engine {
+    /// To its process, while that takes requests.
+    sender: Option<mpsc::UnboundedSender<ToEngine>>,
+    blame: Blame,
+    /// Wire ids in it.
+    wires: usize,
+    /// When a request in it last got a token, or began to wait for its first.
     last_progress: Option<Instant>,
 }
 
+impl Engine {
+    fn send(&self, message: ToEngine) {
+        if let Some(sender) = &self.sender {
+            // A dead engine's requests are sent again.
+            let _ = sender.send(message);
+        }
+    }
+}
+
 impl Registry {
+    /// No requests, and `replicas` engines that are not there yet.
+    pub(crate) fn new(replicas: usize) -> Self {
+        Self {
+            replicas,
+            inner: Mutex::new(Inner {
+                last_id: 0,
+                requests: BTreeMap::new(),
+                wires: HashMap::new(),
+                engines: (0..replicas).map(|_| Engine::default()).collect(),
+                router: Router::new(replicas),
+                sequences: 0,
+            }),
+            emptied: Notify::new(),
+        }
+    }
+
+    /// What the router must know of a sequence; nothing if there is no choice.
+    fn prefix(&self, namespace: u64, tokens: &[u32]) -> Prefix {
+        if self.replicas > 1 {
+            Prefix::new(namespace, tokens)
+        } else {
+            Prefix::default()
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Whoever panicked has been reported; what it left is consistent between statements.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -147,6 +208,11 @@ impl Registry {
         let (sender, events) = mpsc::unbounded_channel();
         let sequences: usize = requests.iter().map(|new| new.params.n as usize).sum();
         let mut ids = Vec::with_capacity(requests.len());
+        // Outside of the lock: it takes longer than all the rest.
+        let prefixes: Vec<Prefix> = requests
+            .iter()
+            .map(|new| self.prefix(new.namespace, &new.prompt))
+            .collect();
         let mut inner = self.lock();
         if sequences > limit {
             return Err(SubmitError::TooMany(limit));
@@ -155,7 +221,7 @@ impl Registry {
             return Err(SubmitError::Full(limit));
         }
         inner.sequences += sequences;
-        for (place, new) in (0..).zip(requests) {
+        for ((place, new), prefix) in (0..).zip(requests).zip(prefixes) {
             let id = inner.new_id();
             let choices = (0..new.params.n).map(|_| Choice::default()).collect();
             let request = Request {
@@ -164,7 +230,8 @@ impl Registry {
                 events: sender.clone(),
                 choices,
                 prompt_told: false,
-                wires: Vec::new(),
+                prefix,
+                home: None,
             };
             inner.requests.insert(id, request);
             ids.push(id);
@@ -210,52 +277,69 @@ impl Registry {
         self.note_empty(&inner);
     }
 
-    // -- for the supervisor ----------------------------------------------------------------------------------------
+    // -- for the supervisors ---------------------------------------------------------------------------------------
 
-    /// An engine is there: it gets every request that may run.
-    pub(crate) fn connect(&self, engine: mpsc::UnboundedSender<ToEngine>) {
+    /// An engine is there, with an empty cache of `cache_tokens` tokens: it gets requests that may run.
+    pub(crate) fn connect(
+        &self,
+        replica: usize,
+        engine: mpsc::UnboundedSender<ToEngine>,
+        cache_tokens: u64,
+    ) {
         let mut inner = self.lock();
-        inner.engine = Some(engine);
-        inner.last_progress = Some(Instant::now());
+        let state = &mut inner.engines[replica];
+        state.sender = Some(engine);
+        state.last_progress = Some(Instant::now());
+        let cache_tokens = usize::try_from(cache_tokens).unwrap_or(usize::MAX);
+        inner.router.connect(replica, cache_tokens);
+        inner.recall_waiting();
         inner.dispatch_all();
     }
 
-    /// The engine is dead. `suspects` are the wire ids in its last steps; `from_outside` says that somebody else killed it. Returns whether a
-    /// request was condemned.
-    pub(crate) fn disconnect(&self, suspects: &[u64], from_outside: bool) -> bool {
+    /// An engine is dead, and its requests go elsewhere. `suspects` are the wire ids in its last steps; `from_outside` says that somebody
+    /// else killed it. Returns whether a request was condemned.
+    pub(crate) fn disconnect(&self, replica: usize, suspects: &[u64], from_outside: bool) -> bool {
         let mut inner = self.lock();
-        inner.engine = None;
-        let wires = std::mem::take(&mut inner.wires);
-        for request in inner.requests.values_mut() {
-            request.wires.clear();
-        }
+        inner.engines[replica].sender = None;
         let mut ids: Vec<u64> = suspects
             .iter()
-            .filter_map(|wire| wires.get(wire).copied())
-            .filter(|id| inner.requests.contains_key(id))
+            .filter_map(|wire| inner.wires.get(wire).copied())
             .collect();
         ids.sort_unstable();
         ids.dedup();
-        let condemned = inner.blame.died(ids, from_outside);
+        inner.router.disconnect(replica);
+        inner.forget_wires(replica);
+        let condemned = inner.engines[replica].blame.died(ids, from_outside);
         if let Some(id) = condemned {
             let message =
                 "the engine process died of this request, and died of it again when it ran alone";
             inner.fail(id, ApiError::failed(message));
         }
+        inner.dispatch_all();
         self.note_empty(&inner);
         condemned.is_some()
     }
 
-    /// Takes what requests gained.
-    pub(crate) fn update(&self, updates: Vec<Update>) {
+    /// An engine cannot be started any more for now: those that only it may run are ended.
+    pub(crate) fn give_up(&self, replica: usize, error: &ApiError) {
         let mut inner = self.lock();
-        for update in updates {
-            inner.update(update);
+        for id in inner.engines[replica].blame.dismiss() {
+            inner.fail(id, error.clone());
         }
         self.note_empty(&inner);
     }
 
-    /// The engine will never run a request.
+    /// Takes what requests gained in an engine.
+    pub(crate) fn update(&self, replica: usize, updates: Vec<Update>) {
+        let mut inner = self.lock();
+        inner.engines[replica].last_progress = Some(Instant::now());
+        for update in updates {
+            self.take(&mut inner, update);
+        }
+        self.note_empty(&inner);
+    }
+
+    /// An engine will never run a request.
     pub(crate) fn refuse(&self, wire: u64, message: String) {
         let mut inner = self.lock();
         if let Some(&id) = inner.wires.get(&wire) {
@@ -264,27 +348,50 @@ impl Registry {
         self.note_empty(&inner);
     }
 
-    /// The engine showed that it works.
-    pub(crate) fn progressed(&self) {
-        self.lock().last_progress = Some(Instant::now());
+    /// An engine showed that it works.
+    pub(crate) fn progressed(&self, replica: usize) {
+        self.lock().engines[replica].last_progress = Some(Instant::now());
     }
 
-    /// Asks the engine process to end; its requests go on in the next one.
-    pub(crate) fn stop_engine(&self) {
-        self.lock().send(ToEngine::Shutdown);
+    /// Asks an engine process to end; its requests go on elsewhere, or in the next one.
+    pub(crate) fn stop_engine(&self, replica: usize) {
+        self.lock().engines[replica].send(ToEngine::Shutdown);
     }
 
-    /// Asks the engine how far it is; false if there is none.
-    pub(crate) fn ping(&self) -> bool {
+    /// Asks the engines how far they are; which ones there are.
+    pub(crate) fn ping(&self) -> Vec<usize> {
         let inner = self.lock();
-        inner.send(ToEngine::Ping { nonce: 0 });
-        inner.engine.is_some()
+        for engine in &inner.engines {
+            engine.send(ToEngine::Ping { nonce: 0 });
+        }
+        let is_up = |&replica: &usize| inner.engines[replica].sender.is_some();
+        (0..self.replicas).filter(is_up).collect()
     }
 
-    /// Since when a request in the engine waits for progress; none if there is nothing to wait for.
-    pub(crate) fn waiting_since(&self) -> Option<Instant> {
+    /// Whether an engine takes requests.
+    pub(crate) fn is_any_up(&self) -> bool {
         let inner = self.lock();
-        inner.last_progress.filter(|_| !inner.wires.is_empty())
+        inner.engines.iter().any(|engine| engine.sender.is_some())
+    }
+
+    /// Since when a request in an engine waits for progress; none if there is nothing to wait for.
+    pub(crate) fn waiting_since(&self, replica: usize) -> Option<Instant> {
+        let inner = self.lock();
+        let engine = &inner.engines[replica];
+        engine.last_progress.filter(|_| engine.wires > 0)
+    }
+
+    /// Takes what one request gained; an end is remembered, since the next question may go on from it.
+    fn take(&self, inner: &mut Inner, update: Update) {
+        let Some(&id) = inner.wires.get(&update.id) else {
+            return;
+        };
+        if self.replicas > 1 {
+            for choice in update.choices.iter().filter(|one| one.finish.is_some()) {
+                inner.learn(id, choice);
+            }
+        }
+        inner.update(id, update);
     }
 }
 
@@ -294,34 +401,46 @@ impl Inner {
         self.last_id
     }
 
-    fn send(&self, message: ToEngine) {
-        if let Some(engine) = &self.engine {
-            // A dead engine's requests are sent again to the next one.
-            let _ = engine.send(message);
-        }
+    /// The engine for a request: the one that suspects it, if that has its turn for it; else one where nobody is suspected.
+    fn choose(&mut self, id: u64, prefix: &Prefix, sequences: usize) -> Option<usize> {
+        let engines = &self.engines;
+        let accuser = engines.iter().position(|one| one.blame.suspects(id));
+        self.router.route(prefix, sequences, |replica| {
+            engines[replica].blame.admits(id) && accuser.is_none_or(|one| one == replica)
+        })
     }
 
-    /// Gives a request to the engine if it may run and is not there.
+    /// Gives a request to an engine if it is in none and may run.
     fn dispatch(&mut self, id: u64) {
-        if self.engine.is_none() || !self.blame.admits(id) {
-            return;
-        }
-        if self.wires.is_empty() {
-            self.last_progress = Some(Instant::now());
-        }
-        let Some(request) = self.requests.get(&id) else {
+        let Some(request) = self.requests.get(&id).filter(|one| one.home.is_none()) else {
             return;
         };
-        if !request.wires.is_empty() {
+        let sequences = request.choices.iter().filter(|one| !one.ended).count();
+        let prefix = request.prefix.clone();
+        let Some(replica) = self.choose(id, &prefix, sequences) else {
             return;
+        };
+        let messages = self
+            .requests
+            .get(&id)
+            .map_or_else(Vec::new, Request::messages);
+        if self.engines[replica].wires == 0 {
+            self.engines[replica].last_progress = Some(Instant::now());
         }
-        for mut add in request.messages() {
+        let mut wires = Vec::with_capacity(messages.len());
+        for mut add in messages {
             add.id = self.new_id();
+            wires.push(add.id);
             self.wires.insert(add.id, id);
-            if let Some(request) = self.requests.get_mut(&id) {
-                request.wires.push(add.id);
-            }
-            self.send(ToEngine::Add(Box::new(add)));
+            self.engines[replica].wires += 1;
+            self.engines[replica].send(ToEngine::Add(Box::new(add)));
+        }
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.home = Some(Home {
+                replica,
+                wires,
+                sequences,
+            });
         }
     }
 
@@ -332,29 +451,78 @@ impl Inner {
         }
     }
 
-    /// Another group of suspects has its turn, or everybody has again.
-    fn change_turns(&mut self) {
-        let out: Vec<u64> = self
-            .requests
-            .keys()
-            .copied()
-            .filter(|&id| !self.blame.admits(id))
-            .collect();
+    /// Another group of suspects has its turn in an engine, or everybody has again.
+    fn change_turns(&mut self, replica: usize) {
+        let blame = &self.engines[replica].blame;
+        let is_out = |(&id, request): (&u64, &Request)| {
+            let here = request
+                .home
+                .as_ref()
+                .is_some_and(|home| home.replica == replica);
+            (here && !blame.admits(id)).then_some(id)
+        };
+        let out: Vec<u64> = self.requests.iter().filter_map(is_out).collect();
         for id in out {
             self.recall(id);
         }
         self.dispatch_all();
     }
 
-    /// Takes a request out of the engine.
+    /// Takes a request out of its engine.
     fn recall(&mut self, id: u64) {
-        let Some(request) = self.requests.get_mut(&id) else {
+        let Some(home) = self.requests.get_mut(&id).and_then(|one| one.home.take()) else {
             return;
         };
-        for wire in std::mem::take(&mut request.wires) {
-            self.wires.remove(&wire);
-            self.send(ToEngine::Abort { id: wire });
+        self.router.finish(home.replica, home.sequences);
+        for wire in home.wires {
+            self.drop_wire(home.replica, wire);
+            self.engines[home.replica].send(ToEngine::Abort { id: wire });
         }
+    }
+
+    /// Requests without a token so far may find a better place than the one they have.
+    fn recall_waiting(&mut self) {
+        let engines = &self.engines;
+        let waits = |(&id, request): (&u64, &Request)| {
+            let suspected = engines.iter().any(|one| one.blame.suspects(id));
+            (!request.prompt_told && !suspected).then_some(id)
+        };
+        let waiting: Vec<u64> = self.requests.iter().filter_map(waits).collect();
+        for id in waiting {
+            self.recall(id);
+        }
+    }
+
+    fn drop_wire(&mut self, replica: usize, wire: u64) {
+        if self.wires.remove(&wire).is_some() {
+            self.engines[replica].wires -= 1;
+        }
+    }
+
+    /// No request is in this engine any more.
+    fn forget_wires(&mut self, replica: usize) {
+        for request in self.requests.values_mut() {
+            if let Some(home) = request.home.take_if(|home| home.replica == replica) {
+                for wire in home.wires {
+                    self.wires.remove(&wire);
+                }
+            }
+        }
+        self.engines[replica].wires = 0;
+    }
+
+    /// Remembers in whose cache the whole of a choice is, its last tokens among it.
+    fn learn(&mut self, id: u64, last: &ChoiceUpdate) {
+        let Some(request) = self.requests.get(&id) else {
+            return;
+        };
+        let (Some(home), Some(choice)) = (&request.home, request.choices.get(last.index as usize))
+        else {
+            return;
+        };
+        let tokens = [&request.new.prompt[..], &choice.outputs, &last.token_ids].concat();
+        let prefix = Prefix::new(request.new.namespace, &tokens);
+        self.router.learn(home.replica, &prefix);
     }
 
     /// Forgets a request, and tells the engine if it still works on it.
@@ -362,8 +530,10 @@ impl Inner {
         self.recall(id);
         if let Some(request) = self.requests.remove(&id) {
             self.sequences -= request.choices.len();
-            if self.blame.leave(id) {
-                self.change_turns();
+            for replica in 0..self.engines.len() {
+                if self.engines[replica].blame.leave(id) {
+                    self.change_turns(replica);
+                }
             }
         }
     }
@@ -388,24 +558,23 @@ impl Inner {
             return;
         }
         // The engine leaves a wire id alone that has no such choice.
-        for id in request.wires.clone() {
-            self.send(ToEngine::AbortChoice { id, choice });
+        if let Some(home) = &request.home {
+            for &id in &home.wires {
+                self.engines[home.replica].send(ToEngine::AbortChoice { id, choice });
+            }
         }
     }
 
-    fn update(&mut self, update: Update) {
-        self.last_progress = Some(Instant::now());
-        let Some(&id) = self.wires.get(&update.id) else {
-            return;
-        };
-        if update.finished {
-            self.wires.remove(&update.id);
-        }
+    fn update(&mut self, id: u64, update: Update) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
-        if update.finished {
-            request.wires.retain(|&wire| wire != update.id);
+        let home = request.home.as_mut();
+        let replica = home.as_ref().map(|home| home.replica);
+        if let (true, Some(home)) = (update.finished, home) {
+            home.wires.retain(|&wire| wire != update.id);
+            self.wires.remove(&update.id);
+            self.engines[home.replica].wires -= 1;
         }
         if let Some(message) = update.error {
             self.fail(id, ApiError::failed(message));
@@ -419,13 +588,18 @@ impl Inner {
                 logprobs,
             });
         }
+        if let Some(vector) = update.pooled {
+            request.tell(News::Vector(vector));
+        }
         let mut gained = false;
         for choice in update.choices {
             gained |= request.extend(choice);
         }
         let ended = request.has_ended();
-        if gained && self.blame.progressed(id) {
-            self.change_turns();
+        if let Some(replica) = replica.filter(|_| gained)
+            && self.engines[replica].blame.progressed(id)
+        {
+            self.change_turns(replica);
         }
         if ended {
             self.remove(id);

@@ -1,7 +1,7 @@
 //! The life of the engine process: start, watch, restart.
 //!
 //! The process connects to a socket in a folder that only its owner may enter. It is dead when it exits or its stream ends, and is killed
-//! when it shows no progress while work waits.
+//! when it shows no progress while work waits. Every replica has a supervisor, a process and a folder of its own.
 
 use std::fs;
 use std::io;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use octavo_wire::{Decoder, FromEngine, ModelInfo, Progress, ToEngine, WireError};
 use rustix::process::Signal;
+use serde_json::json;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -23,6 +24,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::registry::Registry;
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::log::say;
 
@@ -32,8 +34,10 @@ const MAX_FAILED_STARTS: u32 = 5;
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How often an engine with work is asked how far it is.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// A step may take this many times the longest one so far.
+/// A step may take this many times as long as predicted, or as the longest one of late.
 const SLOWEST_STEP: u32 = 10;
+/// What is left of the longest wait with each further one: an accident of long ago is no measure.
+const MEMORY: f64 = 0.98;
 /// How long a process that has hung up, or was asked to end, may take to exit.
 const EXIT_GRACE: Duration = Duration::from_secs(5);
 /// Bytes read at once.
@@ -52,12 +56,16 @@ pub enum SupervisorError {
 
 /// What the supervisor does when a model is there for the first time, and each time it is there again.
 pub(crate) trait Listener: Send + Sync {
-    /// The engine has loaded this model. An error ends the server.
+    /// The engine has loaded this model. An error ends its process.
     fn ready(&self, info: ModelInfo) -> impl Future<Output = Result<(), String>> + Send;
+    /// The engine takes requests.
+    fn connected(&self);
     /// The engine answers this about itself.
     fn progress(&self, progress: Progress);
     /// The engine is gone.
     fn gone(&self, death: &Death);
+    /// What the engine is called in the log.
+    fn name(&self) -> String;
 }
 
 /// How an engine process ended.
@@ -85,7 +93,8 @@ impl Death {
             && signal.is_some_and(|signal| outside.iter().any(|one| one.as_raw() == signal))
     }
 
-    fn describe(&self) -> String {
+    /// `name` is the engine's.
+    fn describe(&self, name: &str) -> String {
         let how = match (&self.reason, self.status) {
             (Some(reason), _) => return reason.clone(),
             _ if self.hung => "it made no progress and was killed".to_owned(),
@@ -95,12 +104,13 @@ impl Death {
             },
             (None, None) => "it hung up".to_owned(),
         };
-        format!("the engine process ended: {how}")
+        format!("{name} ended: {how}")
     }
 }
 
 /// Keeps one engine process alive.
 pub(crate) struct Supervisor<L> {
+    replica: usize,
     registry: Arc<Registry>,
     listener: Arc<L>,
     command: Vec<String>,
@@ -113,28 +123,34 @@ pub(crate) struct Supervisor<L> {
 impl<L: Listener> Supervisor<L> {
     /// Makes the private folder with the engine's arguments in it.
     pub(crate) fn new(
+        replica: usize,
         registry: Arc<Registry>,
         listener: Arc<L>,
-        command: Vec<String>,
-        engine_config: &serde_json::Value,
-        patience: Duration,
+        config: &ServerConfig,
     ) -> Result<Self, SupervisorError> {
         let folder = tempfile::Builder::new()
             .prefix("octavo-")
             .permissions(fs::Permissions::from_mode(0o700))
             .tempdir()?;
-        fs::write(folder.path().join("config.json"), engine_config.to_string())?;
+        let arguments = json!({
+            "engine": config.engine_config,
+            "replica": replica,
+            "num_replicas": config.data_parallel_size,
+        });
+        fs::write(folder.path().join("config.json"), arguments.to_string())?;
         Ok(Self {
+            replica,
             registry,
             listener,
-            command,
+            command: config.engine_command.clone(),
             folder,
-            patience,
+            patience: Duration::from_secs_f64(config.engine_timeout),
             pings: 0,
         })
     }
 
-    /// Runs engines one after the other. Returns only if there can be none.
+    /// Runs engines one after the other. Returns only if there can be none: the first start failed, or many in a row with no other replica
+    /// that could take the requests.
     pub(crate) async fn run(mut self) -> SupervisorError {
         let (mut failures, mut was_ever_ready) = (0, false);
         loop {
@@ -145,16 +161,21 @@ impl<L: Listener> Supervisor<L> {
             was_ever_ready |= death.was_ready;
             failures = if death.was_ready { 0 } else { failures + 1 };
             let suspects = self.suspects();
-            let condemned = self.registry.disconnect(&suspects, death.is_from_outside());
+            let outside = death.is_from_outside();
+            let condemned = self.registry.disconnect(self.replica, &suspects, outside);
             self.listener.gone(&death);
-            let told = death.describe();
+            let told = death.describe(&self.listener.name());
             if !was_ever_ready {
                 return SupervisorError::Failed(told);
             }
             if failures >= MAX_FAILED_STARTS {
                 let message = format!("{told}; {failures} starts in a row have failed");
-                self.registry.fail_all(&ApiError::failed(message.clone()));
-                return SupervisorError::Failed(message);
+                let error = ApiError::failed(message.clone());
+                if !self.registry.is_any_up() {
+                    self.registry.fail_all(&error);
+                    return SupervisorError::Failed(message);
+                }
+                self.registry.give_up(self.replica, &error);
             }
             let blame = if condemned {
                 "; a request that kills it was ended"
@@ -166,7 +187,7 @@ impl<L: Listener> Supervisor<L> {
                 "{told}{blame}; starting it again for {waiting} unfinished requests"
             ));
             if failures > 0 {
-                sleep(MAX_BACKOFF.min(Duration::from_secs(1 << failures))).await;
+                sleep(MAX_BACKOFF.min(Duration::from_secs(1 << failures.min(5)))).await;
             }
         }
     }
@@ -238,7 +259,7 @@ impl<L: Listener> Supervisor<L> {
                     Ok(count) => decoder.push(&buffer[..count]),
                 },
                 () = sleep(PING_EVERY), if death.was_ready => {
-                    if watch.is_over(self.registry.waiting_since()) {
+                    if watch.is_over(self.registry.waiting_since(self.replica)) {
                         death.hung = true;
                         break;
                     }
@@ -263,7 +284,7 @@ impl<L: Listener> Supervisor<L> {
     }
 
     fn ping(&mut self, sender: &mpsc::UnboundedSender<ToEngine>) {
-        if self.registry.waiting_since().is_some() {
+        if self.registry.waiting_since(self.replica).is_some() {
             self.pings += 1;
             // A writer that is gone shows in the stream's end.
             let _ = sender.send(ToEngine::Ping { nonce: self.pings });
@@ -311,20 +332,24 @@ impl<L: Listener> Supervisor<L> {
                 ));
             }
             FromEngine::Ready(info) => {
+                watch.expect(Duration::try_from_secs_f64(info.step_seconds).unwrap_or_default());
+                let cache_tokens = info.cache_tokens;
                 self.listener.ready(*info).await?;
                 death.was_ready = true;
-                self.registry.connect(sender.clone());
+                self.registry
+                    .connect(self.replica, sender.clone(), cache_tokens);
+                self.listener.connected();
             }
             FromEngine::Failed(reason) => death.reason = Some(reason),
             FromEngine::Updates(updates) => {
-                watch.note(self.registry.waiting_since());
-                self.registry.update(updates);
+                watch.note(self.registry.waiting_since(self.replica));
+                self.registry.update(self.replica, updates);
             }
             FromEngine::Refused { id, message } => self.registry.refuse(id, message),
             FromEngine::Pong { progress, .. } => {
                 if watch.has_advanced(progress.steps) {
-                    watch.note(self.registry.waiting_since());
-                    self.registry.progressed();
+                    watch.note(self.registry.waiting_since(self.replica));
+                    self.registry.progressed(self.replica);
                 }
                 self.listener.progress(*progress);
             }
@@ -333,9 +358,12 @@ impl<L: Listener> Supervisor<L> {
     }
 }
 
-/// Tells a long step from a hang.
+/// Tells a long step from a hang: nothing goes on for longer than is usual, and than ten times what a step can take.
 struct Watch {
     patience: Duration,
+    /// The longest step, as predicted before any ran.
+    predicted: Duration,
+    /// The longest wait for progress of late.
     slowest: Duration,
     steps: u64,
 }
@@ -344,9 +372,14 @@ impl Watch {
     fn new(patience: Duration) -> Self {
         Self {
             patience,
+            predicted: Duration::ZERO,
             slowest: Duration::ZERO,
             steps: 0,
         }
+    }
+
+    fn expect(&mut self, predicted: Duration) {
+        self.predicted = predicted;
     }
 
     fn has_advanced(&mut self, steps: u64) -> bool {
@@ -356,12 +389,13 @@ impl Watch {
     /// There was progress after a wait.
     fn note(&mut self, waiting_since: Option<Instant>) {
         if let Some(since) = waiting_since {
-            self.slowest = self.slowest.max(since.elapsed());
+            self.slowest = self.slowest.mul_f64(MEMORY).max(since.elapsed());
         }
     }
 
     fn is_over(&self, waiting_since: Option<Instant>) -> bool {
-        let most = self.patience.max(self.slowest * SLOWEST_STEP);
+        let step = self.predicted.max(self.slowest);
+        let most = self.patience.max(step * SLOWEST_STEP);
         waiting_since.is_some_and(|since| since.elapsed() > most)
     }
 }
@@ -434,15 +468,37 @@ mod tests {
             ..death(Signal::KILL.as_raw())
         };
         assert!(!failed.is_from_outside(), "it said why");
-        assert_eq!(failed.describe(), "out of memory");
-        assert!(death(9).describe().contains("signal 9"));
-        assert!(death(3 << 8).describe().contains("code 3"));
+        assert_eq!(failed.describe("it"), "out of memory");
+        assert!(death(9).describe("it").contains("signal 9"));
+        assert!(death(3 << 8).describe("it").contains("code 3"));
+    }
+
+    fn ago(seconds: u64) -> Option<Instant> {
+        Instant::now().checked_sub(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_step_that_is_predicted_to_be_long_is_waited_for() {
+        let mut watch = Watch::new(Duration::from_secs(5));
+        watch.expect(Duration::from_secs(3));
+        assert!(!watch.is_over(ago(29)), "no step was seen, and none hangs");
+        assert!(watch.is_over(ago(31)));
+    }
+
+    #[test]
+    fn a_pause_of_long_ago_is_forgotten() {
+        let mut watch = Watch::new(Duration::from_secs(5));
+        watch.note(ago(20));
+        assert!(!watch.is_over(ago(100)));
+        for _ in 0..200 {
+            watch.note(ago(0));
+        }
+        assert!(watch.is_over(ago(6)));
     }
 
     #[test]
     fn patience_grows_with_the_slowest_step() {
         let patience = Duration::from_secs(5);
-        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
         let mut watch = Watch::new(patience);
         assert!(!watch.is_over(None));
         assert!(!watch.is_over(ago(4)));

@@ -41,10 +41,9 @@ pub(crate) async fn messages(
 }
 
 async fn answer(app: &Arc<App>, tenant: Tenant, body: Bytes) -> Result<Response, ApiError> {
-    let model = app.open()?;
-    let (size, shared) = (body.len(), (Arc::clone(app), Arc::clone(&model)));
-    let parse = move || Request::parse(&body, &shared.0, &shared.1, tenant);
-    let request = app.off_the_loop(size, parse).await?;
+    let parse =
+        move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
+    let (model, request) = app.parse(body, parse).await?;
     let mut reader = request.answer.reader()?;
     let lengths = [request.request.prompt.len()];
     let text = &request.sampling.text;
@@ -104,11 +103,9 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     body: Bytes,
 ) -> Result<Json<Value>, AnthropicError> {
-    let model = app.open()?;
-    let (size, shared) = (body.len(), Arc::clone(&app));
-    let count = move || {
-        let mut body = Body::parse(&body)?;
-        shared.model_name(body.string("model")?)?;
+    let count = |bytes: &[u8], app: &App, model: &Model| {
+        let mut body = Body::parse(bytes)?;
+        app.model_name(body.string("model")?)?;
         // Counting asks for no answer, and clients send the whole body all the same.
         for name in [
             "max_tokens",
@@ -122,11 +119,12 @@ pub(crate) async fn count_tokens(
             body.take(name);
         }
         let mut conversation = to_openai(&mut body)?;
-        body.finish(shared.config.unknown_fields)?;
-        let rendered = conversation::render(&mut conversation, &model)?;
+        body.finish(app.config.unknown_fields)?;
+        let rendered = conversation::render(&mut conversation, model)?;
         Ok(json!({"input_tokens": rendered.ids.len()}))
     };
-    Ok(app.off_the_loop(size, count).await.map(Json)?)
+    let (_, counted) = app.parse(body, count).await?;
+    Ok(Json(counted))
 }
 
 impl Request {

@@ -13,7 +13,7 @@ pub(crate) const MAX_LIST_ENTRIES: usize = 1024;
 const MAX_LIST_CHARS: usize = 1 << 16;
 
 /// Fields that clients send to a service: accounts, storage, routing, hints of speed or length. They mean nothing to an engine of one's own.
-const WITHOUT_MEANING: &[&str] = &[
+pub const FIELDS_WITHOUT_MEANING: &[&str] = &[
     "user",
     "metadata",
     "store",
@@ -220,7 +220,7 @@ impl Body {
 
     /// Ends the reading: fields that are left are unknown.
     pub(crate) fn finish(mut self, unknown: UnknownFields) -> Result<(), ApiError> {
-        for name in WITHOUT_MEANING {
+        for name in FIELDS_WITHOUT_MEANING {
             self.fields.shift_remove(*name);
         }
         match (self.fields.iter().next(), unknown) {

@@ -40,14 +40,9 @@ pub(crate) async fn chat_completions(
     tenant: Tenant,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let model = app.open()?;
-    let size = body.len();
-    let for_parsing = (Arc::clone(&app), Arc::clone(&model));
-    let request = app
-        .off_the_loop(size, move || {
-            Request::parse(&body, &for_parsing.0, &for_parsing.1, tenant)
-        })
-        .await?;
+    let parse =
+        move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
+    let (model, request) = app.parse(body, parse).await?;
     let sampling = &request.sampling;
     let readers = (0..sampling.n())
         .map(|_| request.answer.reader())

@@ -89,6 +89,7 @@ impl Session {
         };
         match news {
             News::Failed(error) => Step::Failed(error),
+            News::Vector(_) => Step::Failed(ApiError::failed("nobody asked for a vector")),
             News::Prompt {
                 num_cached_tokens,
                 logprobs,

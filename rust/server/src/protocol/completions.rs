@@ -45,14 +45,9 @@ pub(crate) async fn completions(
     tenant: Tenant,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let model = app.open()?;
-    let size = body.len();
-    let for_parsing = (Arc::clone(&app), Arc::clone(&model));
-    let request = app
-        .off_the_loop(size, move || {
-            Request::parse(&body, &for_parsing.0, &for_parsing.1, tenant)
-        })
-        .await?;
+    let parse =
+        move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
+    let (model, request) = app.parse(body, parse).await?;
     let lengths: Vec<usize> = request
         .requests
         .iter()
@@ -118,7 +113,7 @@ impl Request {
         )?;
         let stream = StreamOptions::take(&mut body)?;
         let return_token_ids = body.flag("return_token_ids", false)?;
-        let prompts = prompts::parse(body.take("prompt"), model.info.vocab_size)?;
+        let prompts = prompts::parse("prompt", body.take("prompt"), model.info.vocab_size)?;
         body.finish(app.config.unknown_fields)?;
 
         let grammar = match &sampling.constraint {
@@ -140,7 +135,7 @@ impl Request {
                 (Prompt::Text(text), true) => Some(text.clone()),
                 _ => None,
             };
-            let mut ids = prompt.into_ids(model)?;
+            let mut ids = prompt.into_ids("prompt", model)?;
             truncate(&mut ids, &sampling, model.info.max_model_len);
             if let Some(echoes) = &mut echoes {
                 let text = match (text, &model.tokenizer) {
@@ -168,7 +163,12 @@ impl Request {
 
 /// Keeps the last tokens of a prompt, if the request says so.
 pub(crate) fn truncate(ids: &mut Vec<u32>, sampling: &Sampling, max_model_len: u32) {
-    let keep = match sampling.truncate_prompt_tokens {
+    keep_last(ids, sampling.truncate_prompt_tokens, max_model_len);
+}
+
+/// Keeps so many of the last tokens; −1: what leaves room for one more.
+pub(crate) fn keep_last(ids: &mut Vec<u32>, keep: Option<i64>, max_model_len: u32) {
+    let keep = match keep {
         None => return,
         Some(-1) => max_model_len as usize - 1,
         Some(keep) => keep as usize,

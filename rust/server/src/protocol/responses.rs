@@ -39,10 +39,9 @@ pub(crate) async fn responses(
     tenant: Tenant,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let model = app.open()?;
-    let (size, shared) = (body.len(), (Arc::clone(&app), Arc::clone(&model)));
-    let parse = move || Request::parse(&body, &shared.0, &shared.1, tenant);
-    let request = app.off_the_loop(size, parse).await?;
+    let parse =
+        move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
+    let (model, request) = app.parse(body, parse).await?;
     let mut output = Output::new(request.told, request.answer.reader()?)?;
     let lengths = [request.request.prompt.len()];
     let ticket = app.submit(vec![request.request], &model).await?;

@@ -100,18 +100,19 @@ impl Sampling {
             logit_bias: logit_bias(body)?,
             bad_words: bad_words(&body.strings("bad_words")?, model)?,
             allowed_token_ids: allowed.unwrap_or_default(),
+            pooling: None,
         };
         let truncate_prompt_tokens = truncation(body)?;
         let text = text_options(body, model, params.min_tokens)?;
         params.validate(vocab_size, &model.limits)?;
-        let priority = body.integer("priority", -INT_MAX, INT_MAX)?.unwrap_or(0);
+        let priority = priority(body)?;
         Ok(Self {
             params,
             max_tokens: max_tokens.or((!wanted.rest_of_context).then_some(built_in.max_tokens)),
             seed: body.integer("seed", i64::MIN, i64::MAX)?,
             truncate_prompt_tokens,
             text,
-            priority: i32::try_from(priority).unwrap_or(0),
+            priority,
             cache_salt: body.string("cache_salt")?,
             constraint: body.constraint()?,
         })
@@ -152,8 +153,16 @@ impl Sampling {
     }
 }
 
+/// Lower runs first.
+pub(crate) fn priority(body: &mut Body) -> Result<i32, ApiError> {
+    let priority = body.integer("priority", -INT_MAX, INT_MAX)?;
+    Ok(priority
+        .and_then(|one| i32::try_from(one).ok())
+        .unwrap_or(0))
+}
+
 /// How many of a prompt's last tokens are kept; −1: what the context allows.
-fn truncation(body: &mut Body) -> Result<Option<i64>, ApiError> {
+pub(crate) fn truncation(body: &mut Body) -> Result<Option<i64>, ApiError> {
     let keep = body.integer("truncate_prompt_tokens", -1, INT_MAX)?;
     if keep == Some(0) {
         return Err(ApiError::field(

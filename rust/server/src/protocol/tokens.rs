@@ -18,11 +18,8 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Bytes,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.open()?;
-    let (size, for_work) = (body.len(), Arc::clone(&app));
-    app.off_the_loop(size, move || tokens_of(&body, &for_work, &model))
-        .await
-        .map(Json)
+    let (_, reply) = app.parse(body, tokens_of).await?;
+    Ok(Json(reply))
 }
 
 /// The text of `tokens`.
@@ -30,11 +27,8 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Bytes,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.open()?;
-    let (size, for_work) = (body.len(), Arc::clone(&app));
-    app.off_the_loop(size, move || text_of(&body, &for_work, &model))
-        .await
-        .map(Json)
+    let (_, reply) = app.parse(body, text_of).await?;
+    Ok(Json(reply))
 }
 
 fn tokens_of(bytes: &[u8], app: &App, model: &Model) -> Result<Value, ApiError> {
