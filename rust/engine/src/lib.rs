@@ -8,4 +8,6 @@ pub mod engine;
 pub mod journal;
 pub mod link;
 pub mod mailbox;
+mod snapshot;
+mod steps;
 pub mod update;

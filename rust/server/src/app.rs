@@ -26,7 +26,9 @@ use crate::engine::{NewRequest, Registry, SubmitError, Ticket};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::page;
 use crate::protocol::{self, Sampling};
+use crate::state::{self, Pictures};
 
 /// Bytes of a body up to which it is read and tokenized at once; longer ones go to a thread of their own.
 const SMALL_BODY: usize = 16 << 10;
@@ -62,6 +64,8 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Signalled when the engine has told of itself.
     progress_told: Notify,
+    /// What the engine showed of itself last.
+    pub(crate) pictures: Pictures,
 }
 
 impl App {
@@ -76,6 +80,7 @@ impl App {
             is_draining: AtomicBool::new(false),
             metrics: Arc::new(Metrics::new()),
             progress_told: Notify::new(),
+            pictures: Pictures::default(),
         }
     }
 
@@ -122,6 +127,16 @@ impl App {
 
     fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::Acquire)
+    }
+
+    /// One word for people.
+    pub(crate) fn status(&self) -> &'static str {
+        match (self.open(), self.is_engine_up.load(Ordering::Acquire)) {
+            (Ok(_), true) => "ready",
+            (Ok(_), false) => "restarting",
+            (Err(_), _) if self.is_draining() => "stopping",
+            (Err(_), _) => "loading",
+        }
     }
 
     pub(crate) fn set_progress(&self, progress: &Progress) {
@@ -205,6 +220,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/messages/count_tokens", post(protocol::count_tokens))
         .route("/v1/responses", post(protocol::responses))
         .route("/metrics", get(metrics))
+        .route("/engine/state", get(state::engine_state))
+        .route("/openapi.json", get(openapi))
         .route("/tokenize", post(protocol::tokenize))
         .route("/detokenize", post(protocol::detokenize))
         .route("/v1/models", get(protocol::list_models))
@@ -220,6 +237,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let public = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/", get(page::page))
         .method_not_allowed_fallback(wrong_method);
     let routes = public.merge(closed).with_state(Arc::clone(app));
     let routes = match cors(&app.config.allowed_origin) {
@@ -310,6 +328,15 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text())
+}
+
+/// Every route with its fields, as OpenAPI 3.1; the tests hold it against the server.
+async fn openapi() -> impl IntoResponse {
+    let kind = "application/json";
+    (
+        [(header::CONTENT_TYPE, kind)],
+        include_str!("../openapi.json"),
+    )
 }
 
 async fn unknown_route(request: Request) -> ApiError {

@@ -11,11 +11,14 @@ mod config;
 mod engine;
 mod error;
 mod http;
+mod latency;
 mod log;
 mod metrics;
 mod model;
+mod page;
 mod protocol;
 mod run;
+mod state;
 
 pub use config::{ServerConfig, UnknownFields};
 pub use engine::SupervisorError;

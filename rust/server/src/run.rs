@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use octavo_wire::{ModelInfo, Progress};
+use octavo_wire::{EngineState, ModelInfo, Progress};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -241,6 +241,10 @@ impl Listener for Watcher {
 
     fn progress(&self, progress: Progress) {
         self.0.set_progress(&progress);
+    }
+
+    fn state(&self, state: EngineState) {
+        self.0.pictures.told(state);
     }
 
     fn gone(&self, _death: &Death) {

@@ -8,12 +8,14 @@
 mod frame;
 pub mod journal;
 mod message;
+mod state;
 
 pub use frame::{Decoder, MAX_FRAME_BYTES, WireError, encode};
 pub use message::{
     AddRequest, ChoiceUpdate, Finish, FromEngine, ModelInfo, PositionLogprobs, Progress,
     SamplingDefaults, ToEngine, Update,
 };
+pub use state::{EngineState, PoolMap, StepRecord, TreeEdge, TreeView};
 
 /// Changes with every change of a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;

@@ -270,6 +270,13 @@ impl Registry {
         inner.engine.is_some()
     }
 
+    /// Asks the engine for a picture of itself; false if there is none to ask.
+    pub(crate) fn inspect(&self) -> bool {
+        let inner = self.lock();
+        inner.send(ToEngine::Inspect);
+        inner.engine.is_some()
+    }
+
     /// Since when a request in the engine waits for progress; none if there is nothing to wait for.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let inner = self.lock();

@@ -12,7 +12,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use octavo_wire::{Decoder, FromEngine, ModelInfo, Progress, ToEngine, WireError};
+use octavo_wire::{Decoder, EngineState, FromEngine, ModelInfo, Progress, ToEngine, WireError};
 use rustix::process::Signal;
 use thiserror::Error;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -56,6 +56,8 @@ pub(crate) trait Listener: Send + Sync {
     fn ready(&self, info: ModelInfo) -> impl Future<Output = Result<(), String>> + Send;
     /// The engine answers this about itself.
     fn progress(&self, progress: Progress);
+    /// The engine shows this of itself.
+    fn state(&self, state: EngineState);
     /// The engine is gone.
     fn gone(&self, death: &Death);
 }
@@ -320,6 +322,7 @@ impl<L: Listener> Supervisor<L> {
                 watch.note(self.registry.waiting_since());
                 self.registry.update(updates);
             }
+            FromEngine::State(state) => self.listener.state(*state),
             FromEngine::Refused { id, message } => self.registry.refuse(id, message),
             FromEngine::Pong { progress, .. } => {
                 if watch.has_advanced(progress.steps) {

@@ -24,7 +24,7 @@ pub(crate) use chat::chat_completions;
 pub(crate) use chat_format::ChatFormat;
 pub(crate) use completions::completions;
 pub(crate) use models::{list_models, show_model};
-pub(crate) use reply::now;
+pub(crate) use reply::{now, random_hex};
 pub(crate) use responses::responses;
 pub(crate) use sampling::Sampling;
 pub(crate) use tokens::{detokenize, tokenize};
