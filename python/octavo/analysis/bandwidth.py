@@ -52,7 +52,7 @@ def read_bandwidth(threads: int | None = None) -> float:
 
 
 def remember(bandwidth: float, threads: int | None = None) -> None:
-    """Keeps a measured bandwidth (bytes a second) of this processor for engines that start later; a disk that is full keeps nothing."""
+    """Keeps a measured bandwidth (bytes a second) of this processor for engines that start later, if the disk lets it."""
     path = _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,6 +55,11 @@ def serve(
         help="Seconds without progress, while requests run, after which the engine is restarted.",
         rich_help_panel=_PANEL,
     ),
+    otlp_endpoint: str | None = typer.Option(
+        None,
+        help="OpenTelemetry collector (OTLP over HTTP, as http://localhost:4318) that gets a span of each generation.",
+        rich_help_panel=_PANEL,
+    ),
 ) -> None:
     """Serve a model to OpenAI's clients.
 
@@ -95,6 +100,7 @@ def serve(
         "max_queued_requests": max_queued_requests,
         "shutdown_timeout": shutdown_timeout,
         "engine_timeout": engine_timeout,
+        "otlp_endpoint": otlp_endpoint,
         "tool_call_parser": config.tool_call_parser,
         "reasoning_parser": config.reasoning_parser,
         "engine_command": [sys.executable, "-m", "octavo.engine_process"],

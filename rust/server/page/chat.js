@@ -72,8 +72,17 @@ const chat = (() => {
     }
     const said = view.message();
     if (said) messages.push(said);
+    else takeBack();
     running = null;
     setRunning(false);
+  }
+
+  /** A question without an answer is no part of the conversation: its author may ask it otherwise. */
+  function takeBack() {
+    if (messages.at(-1)?.role !== 'user') return;
+    const { content } = messages.pop();
+    if (!byId('input').value) byId('input').value = content;
+    grow();
   }
 
   function setRunning(isRunning) {

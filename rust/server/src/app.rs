@@ -26,9 +26,11 @@ use crate::engine::{NewRequest, Registry, SubmitError, Ticket};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::otlp::Exporter;
 use crate::page;
 use crate::protocol::{self, Sampling};
 use crate::state::{self, Pictures};
+use crate::trace;
 
 /// Bytes of a body up to which it is read and tokenized at once; longer ones go to a thread of their own.
 const SMALL_BODY: usize = 16 << 10;
@@ -181,6 +183,9 @@ impl App {
     ) -> Result<Ticket, ApiError> {
         let limit = model.info.max_num_seqs as usize + self.config.max_queued_requests;
         let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
+        if let (Some(trace), Some(first)) = (trace::current(), requests.first()) {
+            trace.asked(&first.params);
+        }
         let submitted = self.registry.submit(requests, limit);
         if submitted.is_ok() {
             for length in lengths {
@@ -211,8 +216,8 @@ impl App {
     }
 }
 
-/// All routes.
-pub(crate) fn router(app: &Arc<App>) -> Router {
+/// All routes; generations are traced if there is somebody to tell.
+pub(crate) fn router(app: &Arc<App>, exporter: Option<Exporter>) -> Router {
     let closed = Router::new()
         .route("/v1/completions", post(protocol::completions))
         .route("/v1/chat/completions", post(protocol::chat_completions))
@@ -242,6 +247,13 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let routes = public.merge(closed).with_state(Arc::clone(app));
     let routes = match cors(&app.config.allowed_origin) {
         Some(layer) => routes.layer(layer),
+        None => routes,
+    };
+    let routes = match exporter {
+        Some(exporter) => {
+            let shared = (Arc::clone(app), exporter);
+            routes.layer(middleware::from_fn_with_state(shared, trace::layer))
+        }
         None => routes,
     };
     routes

@@ -43,6 +43,9 @@ pub struct ServerConfig {
     pub shutdown_timeout: f64,
     /// Seconds without progress, while work waits, after which the engine counts as hung.
     pub engine_timeout: f64,
+    /// URL of an OpenTelemetry collector that takes OTLP over HTTP; without one nothing is traced.
+    #[serde(default)]
+    pub otlp_endpoint: Option<String>,
     /// Name of a parser, `auto` or `none`.
     pub tool_call_parser: String,
     /// Name of a parser, `auto` or `none`.

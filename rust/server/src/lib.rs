@@ -15,10 +15,12 @@ mod latency;
 mod log;
 mod metrics;
 mod model;
+mod otlp;
 mod page;
 mod protocol;
 mod run;
 mod state;
+mod trace;
 
 pub use config::{ServerConfig, UnknownFields};
 pub use engine::SupervisorError;
