@@ -16,6 +16,7 @@ mod reply;
 mod responses;
 mod responses_output;
 mod sampling;
+mod scores;
 mod sse;
 mod tokens;
 
