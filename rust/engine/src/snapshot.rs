@@ -7,7 +7,7 @@ use octavo_core::view::{BlockState, BlockView};
 use octavo_wire::{PoolMap, TreeEdge, TreeView};
 
 /// Blocks that are copied while the control plane is held.
-const SLICE: u32 = 8192;
+const SLICE: u32 = 4096;
 /// Pause between two slices, so that whoever waits for the control plane is next: a lock that is taken again at once is not fair.
 const PAUSE: Duration = Duration::from_micros(20);
 /// Cells of a map at most.
@@ -29,8 +29,11 @@ pub(crate) fn copy_blocks(
 ) -> (Vec<BlockView>, Held) {
     let mut blocks = Vec::with_capacity(num_blocks as usize);
     let mut held = Held::default();
+    // Memory that is there already: new pages would be made while the control plane is held.
+    let mut slice = Vec::with_capacity(SLICE as usize);
     for start in (0..num_blocks).step_by(SLICE as usize) {
-        let time = copy(start..start.saturating_add(SLICE), &mut blocks);
+        let time = copy(start..start.saturating_add(SLICE), &mut slice);
+        blocks.append(&mut slice);
         held.longest = held.longest.max(time);
         held.total += time;
         std::thread::sleep(PAUSE);
