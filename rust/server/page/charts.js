@@ -8,7 +8,7 @@ const charts = (() => {
   function ceiling(value) {
     if (value <= 0) return 1;
     const unit = 10 ** Math.floor(Math.log10(value));
-    return [1, 1.5, 2, 3, 4, 5, 7.5, 10].find((step) => step * unit >= value * 0.999) * unit;
+    return [1, 2, 3, 4, 6, 8, 10].find((step) => step * unit >= value * 0.999) * unit;
   }
 
   const short = (value) => {
@@ -78,7 +78,7 @@ const charts = (() => {
     const area = { left: 44, top: 8, height: 104 };
     const { width, svg } = frame(holder, 136, label);
     const shown = counts.slice(from, to + 1);
-    const top = ceiling(Math.max(...shown));
+    const top = ceiling(Math.max(2, ...shown));
     const step = (width - area.left) / shown.length;
     svg.append(...axis(width, area, top));
     shown.forEach((value, place) => {
@@ -119,7 +119,7 @@ const charts = (() => {
     const step = (width - tokens.left) / slots;
     const top = ceiling(Math.max(...shown.map((one) => one.decode_tokens + one.prefill_tokens)));
     const slowest = ceiling(Math.max(...shown.map((one) => one.duration_us)) / 1e3);
-    svg.append(...axis(width, tokens, top), ...axis(width, times, slowest, (value) => `${short(value)} ms`));
+    svg.append(...axis(width, tokens, top), ...axis(width, times, slowest, (value) => (value ? seconds(value / 1e3) : '0')));
     shown.forEach((one, place) => {
       const x = width - (shown.length - place) * step;
       const name = `step ${one.id}: ${one.decode_tokens} decode + ${one.prefill_tokens} prefill tokens, ${seconds(one.duration_us / 1e6)}`;

@@ -46,7 +46,10 @@ function seconds(number) {
   if (number < 0.001) return `${(number * 1e6).toFixed(0)} µs`;
   if (number < 0.0995) return `${(number * 1e3).toFixed(number < 0.00995 ? 1 : 0)} ms`;
   if (number < 1) return `${(number * 1e3).toFixed(0)} ms`;
-  return `${number < 9.95 ? number.toFixed(1) : Math.round(number)} s`;
+  return `${number < 9.95 ? +number.toFixed(1) : Math.round(number)} s`;
 }
 
-const percent = (share) => `${share < 0.0995 && share > 0 ? (share * 100).toFixed(1) : Math.round(share * 100)} %`;
+function percent(share) {
+  if (share > 0 && share < 0.001) return '< 0.1 %';
+  return `${share > 0 && share < 0.0995 ? (share * 100).toFixed(1) : Math.round(share * 100)} %`;
+}

@@ -59,7 +59,7 @@ const engine = (() => {
     steps(picture.steps);
     limit(picture.steps);
     const [longest, total] = picture.held_us;
-    byId('cost').textContent = `Drawing this held the engine's control plane for ${longest.toFixed(0)} µs at a time, ${total.toFixed(0)} µs in all, and stopped no step.`;
+    byId('cost').textContent = `Drawing this held the engine's control plane for ${longest.toFixed(0)} µs at a time, ${total.toFixed(0)} µs in all; no step waited longer.`;
   }
 
   /** Mean rate of a counter over the last `span` seconds. */
@@ -160,7 +160,8 @@ const engine = (() => {
     const text = (...lines) => holder.replaceChildren(...lines.map((line) => make('p', { class: 'note', text: line })));
     const measured = sum(decodes.map((one) => one.duration_us)) / 1e6 / Math.max(1, decodes.length);
     if (weights === null) return text('Not known for this model: which of its experts a step reads depends on the tokens.');
-    const reads = decodes.length ? `The latest ${decodes.length} decode steps had to read ${bytes(sum(needed) / decodes.length)} each and took ${seconds(measured)}: ${bytes(sum(needed) / decodes.length / measured)}/s.` : 'No decode step yet.';
+    const which = decodes.length === 1 ? 'The latest decode step' : `The latest ${decodes.length} decode steps`;
+    const reads = decodes.length ? `${which} had to read ${bytes(sum(needed) / decodes.length)}${decodes.length === 1 ? '' : ' each'} and took ${seconds(measured)}: ${bytes(sum(needed) / decodes.length / measured)}/s.` : 'No decode step yet.';
     if (bandwidth === null) return text(reads, 'Not calibrated: the read bandwidth of this device has not been measured, so there is no limit to compare with. On a processor, octavo bench latency measures and keeps it.');
     if (!decodes.length) return text(reads, `Memory was measured to deliver ${bytes(bandwidth)}/s.`);
     const share = sum(needed) / bandwidth / (measured * decodes.length);
