@@ -65,7 +65,23 @@ def describe(config: EngineConfig, started: Started) -> dict[str, object]:
         "pooling": started.pooling,
         "defaults": dict(started.sampling_defaults.values),
         "long_rope_above": started.model.decoder.long_rope_above,
+        "weight_bytes": None if _has_experts(started) else started.model.stored_bytes,
+        "read_bandwidth": _read_bandwidth(started),
     }
+
+
+def _has_experts(started: Started) -> bool:
+    """Which weights a step reads depends on its tokens."""
+    return any(hasattr(layer.mlp, "num_experts") for layer in started.model.spec.layers)
+
+
+def _read_bandwidth(started: Started) -> float | None:
+    """Bytes a second of the processor's memory, if a benchmark has measured it here."""
+    if started.ops.device.type != "cpu":
+        return None
+    from octavo.analysis.bandwidth import remembered  # noqa: PLC0415  loads torch
+
+    return remembered()
 
 
 if __name__ == "__main__":

@@ -238,7 +238,8 @@ def test_keys_open_every_route_but_the_public_ones(start: Callable[..., Server])
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/metrics"),
-        ("GET", "/"),
+        ("GET", "/engine/state"),
+        ("GET", "/openapi.json"),
         ("GET", "/nothing"),
         ("GET", "/v1/completions"),
     ]

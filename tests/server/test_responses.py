@@ -89,6 +89,52 @@ def test_items_are_reasoning_a_message_and_calls(speak: Speak) -> None:
     assert client.responses.create(**{**asked, "input": history}).status == "completed"
 
 
+def test_log_probabilities_are_those_of_a_chat_whole_and_in_deltas(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=SAME, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [position.model_dump() for position in chat.choices[0].logprobs.content or []]
+    assert len(expected) == 12
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": INPUT,
+        "max_output_tokens": 12,
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 3,
+    }
+
+    def scores(entries: Any) -> list[Any]:
+        return [entry.model_dump() for entry in entries]
+
+    (message,) = client.responses.create(**asked).output
+    assert scores(message.content[0].logprobs) == expected  # type: ignore[union-attr]
+    told: list[Any] = []
+    for event in client.responses.create(**asked, stream=True):
+        if event.type == "response.output_text.delta":
+            told += event.logprobs
+        elif event.type == "response.output_text.done":
+            assert [entry.token for entry in event.logprobs] == [entry["token"] for entry in expected]
+    assert [(entry.token, entry.logprob) for entry in told] == [(one["token"], one["logprob"]) for one in expected]
+
+
+def test_scores_of_reasoning_and_calls_are_no_part_of_the_text(speak: Speak) -> None:
+    running = speak(HERMES_TEXT, HERMES, ())
+    body = {
+        "input": "hi",
+        "tools": [TOOL],
+        "temperature": 0,
+        "max_output_tokens": 500,
+        "include": ["message.output_text.logprobs"],
+    }
+    (message,) = [item for item in running.post("/v1/responses", body).body["output"] if item["type"] == "message"]
+    (part,) = message["content"]
+    text = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode(errors="replace")
+    assert part["text"].strip() in text
+    assert len(text) < len(part["text"]) + 40, "nor is what marks them, but for what shares a token with the text"
+
+
 @pytest.mark.parametrize(
     ("param", "value"),
     [
@@ -101,6 +147,8 @@ def test_items_are_reasoning_a_message_and_calls(speak: Speak) -> None:
         ("background", True),
         ("truncation", "auto"),
         ("text.format", {"format": {"type": "xml"}}),
+        ("include", ["reasoning.encrypted_content"]),
+        ("top_logprobs", 2),
         ("tools[0]", [{"type": "web_search"}]),
         ("tool_choice", "any"),
         ("temperature", -1),

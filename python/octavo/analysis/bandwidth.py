@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import glob
+import json
+import os
+import platform
 import time
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
+
+from octavo.models.built_in import cache_folder
 
 _MIN_BYTES: Final = 256 << 20
 _REPEATS: Final = 7
@@ -43,3 +49,44 @@ def read_bandwidth(threads: int | None = None) -> float:
         return data.numel() * data.element_size() / best
     finally:
         torch.set_num_threads(before)
+
+
+def remember(bandwidth: float, threads: int | None = None) -> None:
+    """Keeps a measured bandwidth (bytes a second) of this processor for engines that start later, if the disk lets it."""
+    path = _path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps({**_kept(), _key(threads): bandwidth}), encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        return
+
+
+def remembered(threads: int | None = None) -> float | None:
+    """What `remember` was told of this processor with as many threads; none if it never was."""
+    value = _kept().get(_key(threads))
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _path() -> Path:
+    return cache_folder() / "read_bandwidth.json"
+
+
+def _kept() -> dict[str, Any]:
+    try:
+        kept = json.loads(_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _key(threads: int | None) -> str:
+    """A home may be that of several machines: the processor's name tells them apart as far as bandwidth goes."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} processors, {threads or torch.get_num_threads()} threads"

@@ -10,7 +10,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from octavo.analysis.bandwidth import read_bandwidth
+from octavo.analysis.bandwidth import read_bandwidth, remember
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
 
@@ -119,4 +119,6 @@ def _fraction(llm: LLM, context: int, seconds: float) -> float | None:
     if llm.engine.device_type != "cpu":
         return None
     needed = llm.engine.stored_bytes + context * llm.engine.kv_bytes_per_token
-    return needed / read_bandwidth() / seconds
+    bandwidth = read_bandwidth()
+    remember(bandwidth)
+    return needed / bandwidth / seconds

@@ -30,7 +30,7 @@ def serve(
     ),
     api_key: list[str] | None = typer.Option(
         None,
-        help="Key without which only /health and /ready answer; may be given many times. OCTAVO_API_KEY is one more.",
+        help="Key without which only /health, /ready and the page answer; may be given many times. OCTAVO_API_KEY is one more.",
         rich_help_panel=_PANEL,
     ),
     allowed_origin: list[str] | None = typer.Option(
@@ -58,6 +58,11 @@ def serve(
     data_parallel_size: int = typer.Option(
         1,
         help="Engine processes, each with the whole model: on a GPU of its own, or with its part of the CPU's threads.",
+        rich_help_panel=_PANEL,
+    ),
+    otlp_endpoint: str | None = typer.Option(
+        None,
+        help="OpenTelemetry collector (OTLP over HTTP, as http://localhost:4318) that gets a span of each generation.",
         rich_help_panel=_PANEL,
     ),
 ) -> None:
@@ -103,6 +108,7 @@ def serve(
         "shutdown_timeout": shutdown_timeout,
         "engine_timeout": engine_timeout,
         "data_parallel_size": data_parallel_size,
+        "otlp_endpoint": otlp_endpoint,
         "tool_call_parser": config.tool_call_parser,
         "reasoning_parser": config.reasoning_parser,
         "engine_command": [sys.executable, "-m", "octavo.engine_process"],

@@ -7,6 +7,7 @@ use crate::ids::{BlockId, Namespace};
 use crate::pool::BlockPool;
 pub use crate::tree::Cursor;
 use crate::tree::RadixTree;
+use crate::view::{BlockState, BlockView};
 use crate::window::columns_before;
 
 mod windows;
@@ -288,6 +289,20 @@ impl KvCache {
     /// How many references there are on `block`, the tree's included.
     pub fn ref_count(&self, block: BlockId) -> u32 {
         self.pool.count(block)
+    }
+
+    /// Who holds `block`, and where it is in the tree.
+    pub(crate) fn view(&self, block: BlockId) -> BlockView {
+        let is_node = self.tree.contains(block);
+        let is_cached = is_node || self.companions.contains(block);
+        let state = match (self.pool.count(block), is_cached) {
+            (0, _) => BlockState::Free,
+            (1, true) => BlockState::Cached,
+            (1, false) | (2, true) => BlockState::Private,
+            _ => BlockState::Shared,
+        };
+        let parent = is_node.then(|| self.tree.parent(block));
+        BlockView { state, parent }
     }
 
     /// Recomputes every count and every set from first principles and compares. `holders` are all

@@ -22,4 +22,5 @@ pub mod scheduler;
 mod settling;
 pub mod stats;
 mod tree;
+pub mod view;
 pub mod window;

@@ -1,6 +1,6 @@
 //! The control plane with its threads: requests come from any thread, steps belong to the loop's thread.
 //!
-//! Locks are taken in the order *inbox, core, masks, collector, mailbox* and never held while Python runs.
+//! Locks are taken in the order *inbox, core, masks, collector, mailbox* (or, alone below the core, the log of steps) and never held while Python runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -10,19 +10,22 @@ use octavo_core::config::{ConfigError, CoreConfig};
 use octavo_core::ids::{Namespace, RequestId, StepId, TenantId};
 use octavo_core::output::{CommitError, FinishReason, Output, StepResults};
 use octavo_core::params::{Limits, ParamError, SamplingParams};
+use octavo_core::plan::header;
 use octavo_core::request::{AddError, AddRequest};
 use octavo_core::scheduler::Core;
 use octavo_core::stats::Stats;
 use octavo_grammar::compiler::{Compiler, Grammar, GrammarError, Vocabulary};
 use octavo_text::output::{ChoiceText, OutputError, TextOptions};
 use octavo_text::tokenizer::Tokenizer;
-use octavo_wire::GrammarSource;
+use octavo_wire::{EngineState, GrammarSource};
 use thiserror::Error;
 
 use crate::collector::{Collector, NewRequest, NewTokens};
 use crate::journal::Journal;
 use crate::mailbox::Mailbox;
 use crate::masks::Masks;
+use crate::snapshot;
+use crate::steps::StepLog;
 use crate::update::{Finish, PositionLogprobs, Update};
 
 /// A request as its caller gives it.
@@ -159,6 +162,7 @@ pub struct Engine {
     masks: Mutex<Masks>,
     collector: Mutex<Collector>,
     journal: OnceLock<Mutex<Journal>>,
+    steps: Mutex<StepLog>,
 }
 
 /// What minus infinity is told as: JSON has no infinities.
@@ -191,6 +195,9 @@ impl Engine {
             masks: Mutex::new(Masks::new(config.vocab_size)),
             grammars,
             core: Mutex::new(Core::new(config.clone())?),
+            steps: Mutex::new(StepLog::new(
+                config.bytes_per_block / u64::from(config.block_size),
+            )),
             config,
             limits,
             tokenizer,
@@ -386,6 +393,34 @@ impl Engine {
         lock(&self.core).stats()
     }
 
+    /// A picture of the engine for people. Holds the control plane for a small part of the pool at a time; what is made of the parts is made
+    /// on the caller's thread.
+    pub fn inspect(&self) -> EngineState {
+        let (blocks, mut held) = snapshot::copy_blocks(self.config.num_blocks, |ids, out| {
+            let core = lock(&self.core);
+            snapshot::timed(|| core.view_blocks(ids, out))
+        });
+        let mut state = EngineState {
+            block_size: self.config.block_size,
+            bytes_per_block: self.config.bytes_per_block,
+            map: snapshot::map(&blocks),
+            tree: snapshot::tree(&blocks),
+            ..EngineState::default()
+        };
+        {
+            let core = lock(&self.core);
+            let time = snapshot::timed(|| state.stats = core.stats());
+            held.longest = held.longest.max(time);
+            held.total += time;
+        }
+        let steps = lock(&self.steps);
+        state.now_us = steps.now_us();
+        state.steps = steps.latest();
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        state.held_us = (micros(held.longest), micros(held.total));
+        state
+    }
+
     /// Requests that have not been fetched to their end.
     pub fn num_unfetched(&self) -> usize {
         lock(&self.collector).len()
@@ -495,6 +530,10 @@ impl Engine {
         if let Some(step) = step {
             masks.begin(&core, step);
             self.note(&core);
+            let num_decode_rows = plan[header::NUM_DECODE_ROWS].cast_unsigned();
+            if let Some(batch) = core.newest_batch(num_decode_rows) {
+                lock(&self.steps).scheduled(step, batch);
+            }
         }
         if core.has_ended() {
             let mut collector = lock(&self.collector);
@@ -560,6 +599,7 @@ impl Engine {
         }
         masks.begin(&core, core.last_scheduled());
         self.note(&core);
+        lock(&self.steps).committed(results.step_id);
         Ok(())
     }
 

@@ -9,4 +9,6 @@ pub mod journal;
 pub mod link;
 pub mod mailbox;
 mod masks;
+mod snapshot;
+mod steps;
 pub mod update;

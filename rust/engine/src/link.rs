@@ -89,7 +89,7 @@ impl Link {
 }
 
 /// Deals with messages until the stream ends.
-fn read(mut stream: UnixStream, shared: &Shared) {
+fn read(mut stream: UnixStream, shared: &Arc<Shared>) {
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -102,11 +102,27 @@ fn read(mut stream: UnixStream, shared: &Shared) {
         loop {
             match decoder.take::<ToEngine>() {
                 Ok(Some(ToEngine::Shutdown)) | Err(_) => return,
+                Ok(Some(ToEngine::Inspect)) => inspect(shared),
                 Ok(Some(message)) => shared.take(message),
                 Ok(None) => break,
             }
         }
     }
+}
+
+/// Tells of the engine, on a thread of its own: requests do not wait for a picture.
+fn inspect(shared: &Arc<Shared>) {
+    let Some(engine) = shared.engine.get().cloned() else {
+        return;
+    };
+    let shared = Arc::clone(shared);
+    let drawing = move || {
+        let _ = shared.send(&FromEngine::State(Box::new(engine.inspect())));
+    };
+    // Without a thread there is no picture, and the engine has greater worries.
+    let _ = thread::Builder::new()
+        .name("octavo-inspect".to_owned())
+        .spawn(drawing);
 }
 
 impl Shared {
@@ -137,7 +153,7 @@ impl Shared {
                 });
             }
             // A front sends no request before the engine is ready.
-            (_, None) | (ToEngine::Shutdown, _) => {}
+            (_, None) | (ToEngine::Shutdown | ToEngine::Inspect, _) => {}
         }
     }
 

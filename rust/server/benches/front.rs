@@ -245,6 +245,8 @@ fn stub_engine(tokenizer: &Path, folder: &Path) {
         chat_template: None,
         defaults: SamplingDefaults::default(),
         long_rope_above: None,
+        weight_bytes: None,
+        read_bandwidth: None,
     };
     send(&FromEngine::Ready(Box::new(info))).unwrap();
     let inbox: Arc<(Mutex<Vec<ToEngine>>, std::sync::Condvar)> = Arc::default();

@@ -27,7 +27,11 @@ use crate::engine::{NewRequest, Registry, RequestGrammar, SubmitError, Ticket};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::otlp::Exporter;
+use crate::page;
 use crate::protocol::{self, Sampling};
+use crate::state::{self, Pictures};
+use crate::trace;
 
 /// Bytes of a body up to which it is read and tokenized at once; longer ones go to a thread of their own.
 const SMALL_BODY: usize = 16 << 10;
@@ -71,6 +75,8 @@ pub(crate) struct EngineNews {
     progress_told: Notify,
     /// How often it has been ready.
     pub(crate) starts: watch::Sender<u64>,
+    /// What it showed of itself last.
+    pub(crate) pictures: Pictures,
 }
 
 impl App {
@@ -79,6 +85,7 @@ impl App {
         let news = || EngineNews {
             progress_told: Notify::new(),
             starts: watch::Sender::new(0),
+            pictures: Pictures::default(),
         };
         Self {
             keys,
@@ -134,6 +141,16 @@ impl App {
         self.is_draining.load(Ordering::Acquire)
     }
 
+    /// One word for people.
+    pub(crate) fn status(&self) -> &'static str {
+        match (self.open(), self.registry.is_any_up()) {
+            (Ok(_), true) => "ready",
+            (Ok(_), false) => "restarting",
+            (Err(_), _) if self.is_draining() => "stopping",
+            (Err(_), _) => "loading",
+        }
+    }
+
     pub(crate) fn set_progress(&self, replica: usize, progress: &Progress) {
         self.metrics.set_progress(replica, progress);
         self.engines[replica].progress_told.notify_waiters();
@@ -185,6 +202,9 @@ impl App {
         let running = model.info.max_num_seqs as usize * self.config.data_parallel_size;
         let limit = running + self.config.max_queued_requests;
         let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
+        if let (Some(trace), Some(first)) = (trace::current(), requests.first()) {
+            trace.asked(&first.params);
+        }
         let submitted = self.registry.submit(requests, limit);
         if submitted.is_ok() {
             for length in lengths {
@@ -229,8 +249,8 @@ impl App {
     }
 }
 
-/// All routes.
-pub(crate) fn router(app: &Arc<App>) -> Router {
+/// All routes; generations are traced if there is somebody to tell.
+pub(crate) fn router(app: &Arc<App>, exporter: Option<Exporter>) -> Router {
     let closed = Router::new()
         .route("/v1/completions", post(protocol::completions))
         .route("/v1/chat/completions", post(protocol::chat_completions))
@@ -239,6 +259,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/responses", post(protocol::responses))
         .route("/v1/embeddings", post(protocol::embeddings))
         .route("/metrics", get(metrics))
+        .route("/engine/state", get(state::engine_state))
+        .route("/openapi.json", get(openapi))
         .route("/tokenize", post(protocol::tokenize))
         .route("/detokenize", post(protocol::detokenize))
         .route("/v1/models", get(protocol::list_models))
@@ -254,10 +276,18 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let public = Router::new()
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/", get(page::page))
         .method_not_allowed_fallback(wrong_method);
     let routes = public.merge(closed).with_state(Arc::clone(app));
     let routes = match cors(&app.config.allowed_origin) {
         Some(layer) => routes.layer(layer),
+        None => routes,
+    };
+    let routes = match exporter {
+        Some(exporter) => {
+            let shared = (Arc::clone(app), exporter);
+            routes.layer(middleware::from_fn_with_state(shared, trace::layer))
+        }
         None => routes,
     };
     routes
@@ -350,6 +380,15 @@ async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let _ = timeout(PROGRESS_TIMEOUT, answers).await;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text())
+}
+
+/// Every route with its fields, as OpenAPI 3.1; the tests hold it against the server.
+async fn openapi() -> impl IntoResponse {
+    let kind = "application/json";
+    (
+        [(header::CONTENT_TYPE, kind)],
+        include_str!("../openapi.json"),
+    )
 }
 
 async fn unknown_route(request: Request) -> ApiError {

@@ -45,6 +45,9 @@ pub struct ServerConfig {
     pub engine_timeout: f64,
     /// Engine processes, each with the whole model.
     pub data_parallel_size: usize,
+    /// URL of an OpenTelemetry collector that takes OTLP over HTTP; without one nothing is traced.
+    #[serde(default)]
+    pub otlp_endpoint: Option<String>,
     /// Name of a parser, `auto` or `none`.
     pub tool_call_parser: String,
     /// Name of a parser, `auto` or `none`.

@@ -13,11 +13,16 @@ mod error;
 #[cfg(test)]
 mod fuzz;
 mod http;
+mod latency;
 mod log;
 mod metrics;
 mod model;
+mod otlp;
+mod page;
 mod protocol;
 mod run;
+mod state;
+mod trace;
 
 pub use config::{ServerConfig, UnknownFields};
 pub use engine::SupervisorError;

@@ -13,6 +13,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+use crate::latency::Latency;
 
 /// Seconds until a first token, or a whole answer.
 const LONG: [f64; 14] = [
@@ -60,8 +63,8 @@ pub(crate) struct Metrics {
     engine_up: Family<OfEngine, Gauge>,
     finished: Family<Finished, Counter>,
     answered: Family<Answered, Counter>,
-    first_token: Histogram,
-    between_tokens: Histogram,
+    first_token: Latency,
+    between_tokens: Latency,
     whole: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
@@ -85,8 +88,8 @@ impl Metrics {
             engine_up: Family::default(),
             finished: Family::default(),
             answered: Family::default(),
-            first_token: histogram(&LONG),
-            between_tokens: histogram(&SHORT),
+            first_token: Latency::new(&LONG),
+            between_tokens: Latency::new(&SHORT),
             whole: histogram(&LONG),
             prompt_length: histogram(&TOKENS),
             answer_length: histogram(&TOKENS),
@@ -180,12 +183,12 @@ impl Metrics {
         r.register(
             "octavo:time_to_first_token_seconds",
             "From a request's arrival to its first token",
-            self.first_token.clone(),
+            self.first_token.histogram(),
         );
         r.register(
             "octavo:inter_token_latency_seconds",
             "Between two tokens of a choice",
-            self.between_tokens.clone(),
+            self.between_tokens.histogram(),
         );
         r.register(
             "octavo:e2e_request_latency_seconds",
@@ -248,6 +251,18 @@ impl Metrics {
             status,
         };
         self.answered.get_or_create(&labels).inc();
+    }
+
+    /// What the page shows of them and of one engine, as JSON.
+    pub(crate) fn summary(&self, engine: usize) -> Value {
+        let restarts = self.engine_restarts.get_or_create(&OfEngine { engine });
+        json!({
+            "prompt_tokens": self.prompt_tokens.get(),
+            "generation_tokens": self.generation_tokens.get(),
+            "engine_restarts": restarts.get(),
+            "time_to_first_token": self.first_token.counts(),
+            "inter_token_latency": self.between_tokens.counts(),
+        })
     }
 
     /// All of them in OpenMetrics' text form.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use octavo_wire::{ModelInfo, Progress};
+use octavo_wire::{EngineState, ModelInfo, Progress};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::http;
 use crate::log::say;
 use crate::model::Model;
+use crate::otlp::{Endpoint, Exporter};
 
 /// Threads of the front at most; the rest of the machine is the model's.
 const MAX_WORKERS: usize = 4;
@@ -87,6 +88,8 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
             Some(acceptor)
         }
     };
+    let endpoint = config.otlp_endpoint.as_deref().map(Endpoint::parse);
+    let endpoint = endpoint.transpose().map_err(ServeError::Config)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     say(&format!(
         "listening at {scheme}://{}",
@@ -106,7 +109,7 @@ async fn serve(config: ServerConfig) -> Result<u8, ServeError> {
     }
     let mut restart: JoinSet<()> = JoinSet::new();
     let (stop, stopped) = oneshot::channel::<()>();
-    let router = app::router(&app);
+    let router = app::router(&app, endpoint.map(Exporter::start));
     let mut http = tokio::spawn(http::serve(listener, tls, router, stopped));
 
     let code = loop {
@@ -273,6 +276,10 @@ impl Listener for Watcher {
 
     fn progress(&self, progress: Progress) {
         self.app.set_progress(self.replica, &progress);
+    }
+
+    fn state(&self, state: EngineState) {
+        self.app.engines[self.replica].pictures.told(state);
     }
 
     fn gone(&self, _death: &Death) {

@@ -9,6 +9,7 @@ mod frame;
 mod grammar;
 pub mod journal;
 mod message;
+mod state;
 
 pub use frame::{Decoder, MAX_FRAME_BYTES, WireError, encode};
 pub use grammar::{GrammarPart, GrammarSource, Syntax};
@@ -16,6 +17,7 @@ pub use message::{
     AddRequest, ChoiceUpdate, Finish, FromEngine, ModelInfo, PositionLogprobs, Progress,
     SamplingDefaults, ToEngine, Update,
 };
+pub use state::{EngineState, PoolMap, StepRecord, TreeEdge, TreeView};
 
 /// Changes with every change of a message.
 pub const VERSION: u32 = 2;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use crate::grammar::GrammarSource;
 
+use crate::state::EngineState;
+
 /// From the front to an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToEngine {
@@ -29,6 +31,8 @@ pub enum ToEngine {
         /// Comes back with the answer.
         nonce: u64,
     },
+    /// Asks for a [`FromEngine::State`].
+    Inspect,
     /// Forget every cached prefix.
     ResetPrefixCache,
     /// End the process. The end of the stream means the same.
@@ -86,6 +90,8 @@ pub enum FromEngine {
         /// What the engine is doing.
         progress: Box<Progress>,
     },
+    /// Answers an inspection.
+    State(Box<EngineState>),
 }
 
 /// What an engine has done, and what it holds.
@@ -184,6 +190,10 @@ pub struct ModelInfo {
     pub defaults: SamplingDefaults,
     /// Sequences longer than this use the long rotary frequencies, and share no prefix with the others.
     pub long_rope_above: Option<u32>,
+    /// Bytes of the weights that a decode step reads, as they are stored; none if it depends on the tokens (experts).
+    pub weight_bytes: Option<u64>,
+    /// Bytes a second that the engine's device was measured to read from its memory, if it was.
+    pub read_bandwidth: Option<f64>,
 }
 
 /// Sampling parameters that come from the model's files or the engine's arguments; what is absent is built in.

@@ -368,6 +368,14 @@ impl Registry {
         (0..self.replicas).filter(is_up).collect()
     }
 
+    /// Asks an engine for a picture of itself; false if it is not there to be asked.
+    pub(crate) fn inspect(&self, replica: usize) -> bool {
+        let inner = self.lock();
+        let engine = &inner.engines[replica];
+        engine.send(ToEngine::Inspect);
+        engine.sender.is_some()
+    }
+
     /// Whether an engine takes requests.
     pub(crate) fn is_any_up(&self) -> bool {
         let inner = self.lock();

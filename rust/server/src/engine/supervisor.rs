@@ -12,7 +12,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use octavo_wire::{Decoder, FromEngine, ModelInfo, Progress, ToEngine, WireError};
+use octavo_wire::{Decoder, EngineState, FromEngine, ModelInfo, Progress, ToEngine, WireError};
 use rustix::process::Signal;
 use serde_json::json;
 use thiserror::Error;
@@ -62,6 +62,8 @@ pub(crate) trait Listener: Send + Sync {
     fn connected(&self);
     /// The engine answers this about itself.
     fn progress(&self, progress: Progress);
+    /// The engine shows this of itself.
+    fn state(&self, state: EngineState);
     /// The engine is gone.
     fn gone(&self, death: &Death);
     /// What the engine is called in the log.
@@ -345,6 +347,7 @@ impl<L: Listener> Supervisor<L> {
                 watch.note(self.registry.waiting_since(self.replica));
                 self.registry.update(self.replica, updates);
             }
+            FromEngine::State(state) => self.listener.state(*state),
             FromEngine::Refused { id, message } => self.registry.refuse(id, message),
             FromEngine::Pong { progress, .. } => {
                 if watch.has_advanced(progress.steps) {

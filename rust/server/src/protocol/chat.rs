@@ -6,8 +6,6 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use octavo_text::Tokenizer;
-use octavo_wire::PositionLogprobs;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -17,8 +15,9 @@ use super::collect::{Session, Step};
 use super::completions::truncate;
 use super::conversation::{self, Rendered};
 use super::message::{AnswerFormat, Delta, Message, MessageReader};
-use super::reply::{self, Head, Usage};
+use super::reply::{Head, Usage};
 use super::sampling::{Sampling, Wanted};
+use super::scores::{Scorer, TokenLogprobs};
 use super::sse::{self, Events, Render, StreamOptions};
 use crate::app::{App, Tenant};
 use crate::engine::NewRequest;
@@ -63,8 +62,10 @@ pub(crate) async fn chat_completions(
     let chat = Chat {
         head: request.head,
         readers,
-        tokenizer: model.tokenizer.clone(),
-        top_logprobs: sampling.logprobs(),
+        scorer: Scorer {
+            tokenizer: model.tokenizer.clone(),
+            top: sampling.logprobs(),
+        },
         prompt,
         include_usage: request.stream.include_usage,
         is_named: request.answer.is_named(),
@@ -145,21 +146,6 @@ fn unsupported(body: &mut Body) -> Result<(), ApiError> {
     )
 }
 
-/// One token of a position.
-#[derive(Debug, Serialize)]
-struct Token {
-    token: String,
-    logprob: f64,
-    bytes: Option<Vec<u8>>,
-}
-
-#[derive(Debug, Serialize)]
-struct TokenLogprobs {
-    #[serde(flatten)]
-    token: Token,
-    top_logprobs: Vec<Token>,
-}
-
 #[derive(Debug, Default, Serialize)]
 struct Logprobs {
     content: Vec<TokenLogprobs>,
@@ -170,8 +156,7 @@ struct Logprobs {
 struct Chat {
     head: Head,
     readers: Vec<MessageReader>,
-    tokenizer: Option<Arc<Tokenizer>>,
-    top_logprobs: Option<u32>,
+    scorer: Scorer,
     /// To be told.
     prompt: Option<Vec<u32>>,
     include_usage: bool,
@@ -230,7 +215,7 @@ impl Chat {
             .map(|index| Choice {
                 index,
                 message: Message::default(),
-                logprobs: self.top_logprobs.map(|_| Logprobs::default()),
+                logprobs: self.scorer.top.map(|_| Logprobs::default()),
                 finish_reason: None,
                 stop_reason: Value::Null,
                 token_ids: self.prompt.as_ref().map(|_| Vec::new()),
@@ -262,7 +247,7 @@ impl Chat {
     fn extend(&mut self, choice: &mut Choice, piece: &Piece) {
         let index = choice.index;
         choice.message.add(self.readers[index].push(&piece.text));
-        if let (Some(told), Some(scores)) = (&mut choice.logprobs, self.scores(piece)) {
+        if let (Some(told), Some(scores)) = (&mut choice.logprobs, self.scorer.scores(piece)) {
             told.content.push(scores);
         }
         if let (Some(ids), Some(token)) = (&mut choice.token_ids, piece.token) {
@@ -284,33 +269,6 @@ impl Chat {
         }
     }
 
-    fn scores(&self, piece: &Piece) -> Option<TokenLogprobs> {
-        let (top, position) = (self.top_logprobs?, piece.logprobs.as_ref()?);
-        let mut entries = reply::entries(position).map(|(id, value)| self.token(id, value));
-        let drawn = entries.next()?;
-        let mut others: Vec<Token> = entries.collect();
-        if let (true, Some((id, value))) = (position.rank <= top, first(position)) {
-            let place = (position.rank as usize).saturating_sub(1);
-            others.insert(place.min(others.len()), self.token(id, value));
-        }
-        Some(TokenLogprobs {
-            token: drawn,
-            top_logprobs: others,
-        })
-    }
-
-    fn token(&self, id: u32, logprob: f32) -> Token {
-        let bytes = self
-            .tokenizer
-            .as_ref()
-            .map(|tokenizer| tokenizer.token_bytes(id));
-        Token {
-            token: reply::token_text(self.tokenizer.as_deref(), id),
-            logprob: f64::from(logprob),
-            bytes: bytes.map(|bytes| bytes.unwrap_or_default().to_vec()),
-        }
-    }
-
     fn push(&self, choices: &[ChunkChoice], usage: Option<Usage>, events: &mut Events) {
         events.push(&Chunk {
             head: &self.head,
@@ -319,10 +277,6 @@ impl Chat {
             prompt_token_ids: None,
         });
     }
-}
-
-fn first(position: &PositionLogprobs) -> Option<(u32, f32)> {
-    Some((*position.ids.first()?, *position.values.first()?))
 }
 
 impl ChunkChoice {
@@ -365,7 +319,7 @@ impl Render for Chat {
             let delta = self.readers[index].push(&piece.text);
             if piece.token.is_some() {
                 let mut choice = ChunkChoice::new(index, delta);
-                choice.logprobs = self.scores(&piece).map(|scores| Logprobs {
+                choice.logprobs = self.scorer.scores(&piece).map(|scores| Logprobs {
                     content: vec![scores],
                     refusal: None,
                 });

@@ -11,6 +11,7 @@ use super::reply::Usage;
 use crate::engine::{Event, News, Ticket};
 use crate::error::ApiError;
 use crate::metrics::{Clock, Metrics};
+use crate::trace::{self, Trace};
 
 /// What an event means to the client.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Session {
     /// One for each choice.
     clocks: Vec<Clock>,
     metrics: Arc<Metrics>,
+    trace: Option<Trace>,
     pub(crate) usage: Usage,
 }
 
@@ -60,6 +62,7 @@ impl Session {
             unfinished: count,
             clocks: (0..count).map(|_| Clock::start()).collect(),
             metrics: Arc::clone(metrics),
+            trace: trace::current(),
             usage: Usage::of_prompts(prompt_lengths.iter().sum()),
         })
     }
@@ -84,6 +87,18 @@ impl Session {
 
     /// Makes of an event what it means.
     pub(crate) fn take(&mut self, event: Option<Event>) -> Step {
+        let step = self.read(event);
+        if let Some(trace) = &self.trace {
+            match &step {
+                Step::Prompt { .. } => {}
+                Step::Pieces { .. } => trace.token(),
+                Step::Failed(error) => trace.failed(&error.message),
+            }
+        }
+        step
+    }
+
+    fn read(&mut self, event: Option<Event>) -> Step {
         let Some(Event { place, news }) = event else {
             return Step::Failed(ApiError::failed("the request was lost"));
         };
@@ -117,6 +132,9 @@ impl Session {
                     }
                     Some(ended) => {
                         self.unfinished -= 1;
+                        if let Some(trace) = &self.trace {
+                            trace.finished(ended.reason());
+                        }
                         self.clocks[index].end(ended.reason(), &self.metrics);
                         if !engine_ended {
                             self.ticket.end_choice(place, choice);
@@ -135,6 +153,14 @@ impl Drop for Session {
     fn drop(&mut self) {
         for clock in &mut self.clocks {
             clock.end("abort", &self.metrics);
+        }
+        if let Some(trace) = &self.trace {
+            let usage = &self.usage;
+            trace.used(
+                usage.prompt_tokens,
+                usage.cached_tokens(),
+                usage.completion_tokens,
+            );
         }
     }
 }

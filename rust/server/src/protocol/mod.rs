@@ -17,6 +17,7 @@ mod reply;
 mod responses;
 mod responses_output;
 mod sampling;
+mod scores;
 mod sse;
 mod tokens;
 
@@ -27,7 +28,7 @@ pub(crate) use chat_format::ChatFormat;
 pub(crate) use completions::completions;
 pub(crate) use embeddings::embeddings;
 pub(crate) use models::{list_models, show_model};
-pub(crate) use reply::now;
+pub(crate) use reply::{now, random_hex};
 pub(crate) use responses::responses;
 pub(crate) use sampling::Sampling;
 pub(crate) use tokens::{detokenize, tokenize};

@@ -17,12 +17,16 @@ use super::message::AnswerFormat;
 use super::reply::{now, random_hex};
 use super::responses_output::Output;
 use super::sampling::{Sampling, Wanted};
+use super::scores::Scorer;
 use super::sse::{self, Events};
 use crate::app::{App, Tenant};
 use crate::config::UnknownFields;
 use crate::engine::NewRequest;
 use crate::error::ApiError;
 use crate::model::Model;
+
+/// What `include` may ask for.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// A body that has been checked whole.
 struct Request {
@@ -42,7 +46,11 @@ pub(crate) async fn responses(
     let parse =
         move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
     let (model, request) = app.parse(body, parse).await?;
-    let mut output = Output::new(request.told, request.answer.reader()?)?;
+    let scorer = Scorer {
+        tokenizer: model.tokenizer.clone(),
+        top: request.sampling.logprobs(),
+    };
+    let mut output = Output::new(request.told, request.answer.reader()?, scorer)?;
     let lengths = [request.request.prompt.len()];
     let ticket = app.submit(vec![request.request], &model).await?;
     let text = &request.sampling.text;
@@ -72,7 +80,8 @@ impl Request {
         let max_output_tokens = body.get("max_tokens").clone();
         let wanted = Wanted {
             rest_of_context: true,
-            ..Wanted::default()
+            logprobs: logprobs(&mut body, model)?,
+            prompt_logprobs: None,
         };
         let mut sampling = Sampling::take(&mut body, model, wanted)?;
         if sampling.n() != 1 {
@@ -116,6 +125,30 @@ impl Request {
     }
 }
 
+/// How many likeliest tokens are wanted at each position, if log-probabilities are to be included.
+fn logprobs(body: &mut Body, model: &Model) -> Result<Option<u32>, ApiError> {
+    let most = i64::from(model.info.max_logprobs.min(model.info.vocab_size));
+    let top = body.integer("top_logprobs", 0, most)?.map(|top| top as u32);
+    let include = body.strings("include")?;
+    if let Some(other) = include.iter().find(|name| *name != LOGPROBS) {
+        let allowed = format!("a list of nothing but '{LOGPROBS}'");
+        return Err(ApiError::field(
+            "include",
+            allowed,
+            &Value::from(other.as_str()),
+        ));
+    }
+    match (include.is_empty(), top) {
+        (false, top) => Ok(Some(top.unwrap_or(0))),
+        (true, None | Some(0)) => Ok(None),
+        (true, Some(top)) => Err(ApiError::field(
+            "top_logprobs",
+            format!("left out unless 'include' has '{LOGPROBS}'"),
+            &top.into(),
+        )),
+    }
+}
+
 /// Known fields with the one kind of value that asks for nothing we lack.
 fn unsupported(body: &mut Body) -> Result<(), ApiError> {
     let stateless = "left out: responses are not stored; send the whole conversation as 'input'";
@@ -131,16 +164,6 @@ fn unsupported(body: &mut Body) -> Result<(), ApiError> {
         "truncation",
         &[json!("disabled")],
         "'disabled': no input is cut silently",
-    )?;
-    body.unsupported(
-        "include",
-        &[json!([])],
-        "empty: there is nothing more to tell",
-    )?;
-    body.unsupported(
-        "top_logprobs",
-        &[json!(0)],
-        "left out: /v1/chat/completions has log-probabilities",
     )?;
     body.unsupported("max_tool_calls", &[], "left out: the server calls no tools")?;
     if let Some(options) = body.take("stream_options") {

@@ -6,6 +6,7 @@ use super::choice::{Ended, Piece};
 use super::collect::{Session, Step};
 use super::message::{Delta, MessageReader};
 use super::reply::{Usage, random_hex};
+use super::scores::{Scorer, TokenLogprobs};
 use super::sse::{Events, Render};
 use crate::error::ApiError;
 
@@ -28,6 +29,8 @@ struct Open {
     kind: Kind,
     id: String,
     text: String,
+    /// Of a message's tokens, if they were asked for.
+    scores: Vec<TokenLogprobs>,
 }
 
 /// One response while it is made.
@@ -35,6 +38,9 @@ pub(super) struct Output {
     /// What it says of its request.
     told: Map<String, Value>,
     reader: MessageReader,
+    scorer: Scorer,
+    /// Of tokens whose text has not come out yet.
+    waiting: Vec<TokenLogprobs>,
     /// Those that are whole.
     items: Vec<Value>,
     open: Option<Open>,
@@ -69,17 +75,23 @@ impl Open {
         match self.kind {
             Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
             _ => {
-                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
+                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.scores})
             }
         }
     }
 }
 
 impl Output {
-    pub(super) fn new(told: Map<String, Value>, reader: MessageReader) -> Result<Self, ApiError> {
+    pub(super) fn new(
+        told: Map<String, Value>,
+        reader: MessageReader,
+        scorer: Scorer,
+    ) -> Result<Self, ApiError> {
         Ok(Self {
             told,
             reader,
+            scorer,
+            waiting: Vec::new(),
             items: Vec::new(),
             open: None,
             reasoning_tokens: 0,
@@ -99,6 +111,7 @@ impl Output {
     /// Appends what tokens brought.
     pub(super) fn extend(&mut self, pieces: Vec<Piece>, events: &mut Events) {
         for piece in pieces {
+            self.waiting.extend(self.scorer.scores(&piece));
             let delta = self.reader.push(&piece.text);
             self.reasoning_tokens += usize::from(delta.reasoning_content.is_some());
             self.delta(delta, events);
@@ -137,6 +150,8 @@ impl Output {
             return;
         };
         open.text.push_str(text);
+        // Those of reasoning, calls and what marks them are told nowhere.
+        let scores = std::mem::take(&mut self.waiting);
         let mut data = json!({"item_id": open.id, "output_index": place, "delta": text});
         let name = match open.kind {
             Kind::Call { .. } => "response.function_call_arguments.delta",
@@ -146,7 +161,8 @@ impl Output {
             }
             Kind::Message => {
                 data["content_index"] = 0.into();
-                data["logprobs"] = json!([]);
+                data["logprobs"] = json!(scores);
+                open.scores.extend(scores);
                 "response.output_text.delta"
             }
         };
@@ -164,6 +180,7 @@ impl Output {
             kind,
             id: format!("{prefix}_{}{place:02}", self.unique),
             text: String::new(),
+            scores: Vec::new(),
         };
         let mut item = open.item("in_progress");
         if item["content"].is_array() {
@@ -197,7 +214,7 @@ impl Output {
                 data["content_index"] = 0.into();
                 data["text"] = open.text.as_str().into();
                 if open.kind == Kind::Message {
-                    data["logprobs"] = json!([]);
+                    data["logprobs"] = json!(open.scores);
                     "response.output_text.done"
                 } else {
                     "response.reasoning_text.done"
