@@ -13,7 +13,7 @@ from transformers import AutoModel, Qwen2Config, Qwen2ForCausalLM
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ParameterError
-from octavo.pooling import finish, model_pooling
+from octavo.pooling import Pooling, finish, model_pooling
 from tests.engine.conftest import make_tiny_model
 
 PROMPTS = [[random.Random(length).randrange(3, 300) for _ in range(length)] for length in (1, 2, 15, 16, 17, 90, 300)]
@@ -24,7 +24,8 @@ def expected(folder: Path, prompt: list[int], pooling: str) -> torch.Tensor:
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         hidden = model(torch.tensor([prompt])).last_hidden_state[0]
-    return hidden[-1] if pooling == "last" else hidden.mean(dim=0)
+    vector: torch.Tensor = hidden[-1] if pooling == "last" else hidden.mean(dim=0)
+    return vector
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -52,7 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 32, "max_num_seqs": 4}, {"max_in_flight": 2}])
 def test_vectors_are_the_pooled_hidden_states_however_prompts_are_cut(
-    folder: Path, make_llm: Callable[..., LLM], pooling: str, settings: dict[str, int]
+    folder: Path, make_llm: Callable[..., LLM], pooling: Pooling, settings: dict[str, int]
 ) -> None:
     llm = make_llm(folder, **settings)
     for _ in range(2):  # the second time with a full cache
@@ -69,7 +70,7 @@ def test_a_last_state_uses_the_cache_and_a_mean_does_not(make_llm: Callable[...,
     assert [o.num_cached_tokens for o in llm.embed([prompt], pooling="mean")] == [0]
     assert llm.embed([prompt], pooling="mean")[0].num_cached_tokens == 0
     assert llm.embed([prompt], pooling="last")[0].num_cached_tokens == 288
-    assert llm.generate([{"prompt_token_ids": prompt}])[0].num_cached_tokens == 288, "what a mean computed is cached"
+    assert llm.generate({"prompt_token_ids": prompt})[0].num_cached_tokens == 288, "what a mean computed is cached"
 
 
 def test_vectors_survive_preemption_and_neighbours(make_llm: Callable[..., LLM]) -> None:

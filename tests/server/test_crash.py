@@ -179,8 +179,8 @@ sys.exit(run_front(json.loads(sys.argv[1])))
 
 
 @pytest.fixture
-def faulty(model: Path, tmp_path: Path) -> Any:
-    """A server whose engine dies whenever it computes a prompt with `KILLER_TOKEN`."""
+def faulty(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Any:
+    """A server of so many replicas that each die whenever they compute a prompt with `KILLER_TOKEN`."""
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY)
     config = EngineConfig(model=str(model), backend="reference", dtype="float32", disable_log_stats=True)
@@ -197,7 +197,7 @@ def faulty(model: Path, tmp_path: Path) -> Any:
         "max_queued_requests": 100,
         "shutdown_timeout": 1.0,
         "engine_timeout": 30.0,
-        "data_parallel_size": 1,
+        "data_parallel_size": request.param,
         "tool_call_parser": "auto",
         "reasoning_parser": "auto",
         "engine_command": [sys.executable, str(script)],
@@ -208,8 +208,14 @@ def faulty(model: Path, tmp_path: Path) -> Any:
     running.stop()
 
 
-def test_a_request_that_kills_the_engine_is_found_and_the_others_finish(faulty: Server) -> None:
-    requests = bodies(8)
+@pytest.mark.parametrize(
+    ("faulty", "others"),
+    [(1, 8), (2, 8), pytest.param(1, 31, marks=pytest.mark.slow), pytest.param(2, 31, marks=pytest.mark.slow)],
+    indirect=["faulty"],
+)
+def test_a_request_that_kills_the_engine_is_found_and_the_others_finish(faulty: Server, others: int) -> None:
+    faulty.patience = 600
+    requests = bodies(others)
     undisturbed = ask_all(faulty, requests)
     deadly = {"prompt": [5, KILLER_TOKEN, 6], "max_tokens": 20}
     with ThreadPoolExecutor(3) as pool:
