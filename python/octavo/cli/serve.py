@@ -30,7 +30,7 @@ def serve(
     ),
     api_key: list[str] | None = typer.Option(
         None,
-        help="Key without which only /health, /ready and the page at / answer; may be given many times. OCTAVO_API_KEY is one more.",
+        help="Key without which only /health, /ready and / answer; may be given many times. OCTAVO_API_KEY is one more.",
         rich_help_panel=_PANEL,
     ),
     allowed_origin: list[str] | None = typer.Option(
