@@ -72,6 +72,9 @@ pub(crate) fn map(blocks: &[BlockView]) -> PoolMap {
 
 /// The tree that the blocks' parents make. Blocks whose path was cut between two slices are left out.
 pub(crate) fn tree(blocks: &[BlockView]) -> TreeView {
+    if blocks.is_empty() {
+        return TreeView::default();
+    }
     let children = Children::new(blocks);
     let mut edges: Vec<TreeEdge> = Vec::new();
     let mut above: Vec<Option<usize>> = Vec::new();
