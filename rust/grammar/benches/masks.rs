@@ -33,15 +33,30 @@ fn grammars() -> Vec<(&'static str, Value)> {
     vec![
         ("any JSON object", json!({"json_object": true})),
         ("a JSON schema of 6 fields", json!({"json": person})),
-        ("an expression, `\\d{4}-\\d\\d-\\d\\d`", json!({"regex": r"\d{4}-\d\d-\d\d"})),
-        ("an expression, `(a{1,500}){1,500}`", json!({"regex": "(a{1,500}){1,500}"})),
-        ("an expression, `(.*a.{20}|.*b.{20})*`", json!({"regex": "(.*a.{20}|.*b.{20})*"})),
-        ("one of 1,000 texts", json!({"choice": (0..1000).map(|i| format!("text {i}")).collect::<Vec<_>>()})),
+        (
+            "an expression, `\\d{4}-\\d\\d-\\d\\d`",
+            json!({"regex": r"\d{4}-\d\d-\d\d"}),
+        ),
+        (
+            "an expression, `(a{1,500}){1,500}`",
+            json!({"regex": "(a{1,500}){1,500}"}),
+        ),
+        (
+            "an expression, `(.*a.{20}|.*b.{20})*`",
+            json!({"regex": "(.*a.{20}|.*b.{20})*"}),
+        ),
+        (
+            "one of 1,000 texts",
+            json!({"choice": (0..1000).map(|i| format!("text {i}")).collect::<Vec<_>>()}),
+        ),
     ]
 }
 
 fn load(path: &Path) -> Tokenizer {
-    if path.extension().is_some_and(|extension| extension == "gguf") {
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "gguf")
+    {
         Tokenizer::from_gguf(&Gguf::open(path).unwrap()).unwrap()
     } else if path.is_dir() {
         Tokenizer::from_dir(path).unwrap()
@@ -73,9 +88,12 @@ fn measure(compiler: &Compiler, name: &str, options: &Value) {
         masks.push(began.elapsed());
         let count: u32 = row.iter().map(|word| word.count_ones()).sum();
         failed += u32::from(matcher.error().is_some());
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let pick = ((random >> 33) as u32).checked_rem(count);
-        let bits = (0..row.len() as u32 * 32).filter(|id| row[*id as usize / 32] >> (id % 32) & 1 == 1);
+        let bits =
+            (0..row.len() as u32 * 32).filter(|id| row[*id as usize / 32] >> (id % 32) & 1 == 1);
         let Some(token) = pick.and_then(|pick| bits.clone().nth(pick as usize)) else {
             matcher = grammar.matcher();
             continue;
@@ -97,7 +115,10 @@ fn measure(compiler: &Compiler, name: &str, options: &Value) {
 }
 
 fn main() {
-    for path in std::env::args().skip(1).filter(|argument| !argument.starts_with("--")) {
+    for path in std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"))
+    {
         let tokenizer = Arc::new(load(Path::new(&path)));
         let compiler = Compiler::new(Vocabulary {
             vocab_size: tokenizer.vocab_size() as u32,
@@ -106,8 +127,14 @@ fn main() {
         });
         let began = Instant::now();
         compiler.prepare();
-        println!("\n{path}: {} tokens, prepared in {:.2} s", compiler.vocabulary().vocab_size, began.elapsed().as_secs_f64());
-        println!("| grammar | compiled, ms | a mask, µs: p50 / p99 / most | a token followed, µs: p50 / p99 | failed |");
+        println!(
+            "\n{path}: {} tokens, prepared in {:.2} s",
+            compiler.vocabulary().vocab_size,
+            began.elapsed().as_secs_f64()
+        );
+        println!(
+            "| grammar | compiled, ms | a mask, µs: p50 / p99 / most | a token followed, µs: p50 / p99 | failed |"
+        );
         println!("| --- | --- | --- | --- | --- |");
         for (name, options) in grammars() {
             measure(&compiler, name, &options);

@@ -13,11 +13,17 @@ use octavo_wire::{GrammarPart, GrammarSource, Syntax};
 use serde_json::{Value, json};
 
 fn nested(key: &str, depth: usize) -> Value {
-    (0..depth).fold(json!({"type": "string"}), |inner, _| json!({key: [inner, {"type": "null"}]}))
+    (0..depth).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({key: [inner, {"type": "null"}]}),
+    )
 }
 
 fn objects(depth: usize) -> Value {
-    (0..depth).fold(json!({"type": "string"}), |inner, _| json!({"type": "object", "properties": {"a": inner}}))
+    (0..depth).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"type": "object", "properties": {"a": inner}}),
+    )
 }
 
 #[test]
@@ -40,7 +46,10 @@ fn what_is_no_grammar_is_refused_and_the_next_one_compiles() {
         json!({"grammar": "%json {"}),
     ] {
         let result = compile(&compiler, &wrong);
-        assert!(matches!(result, Err(GrammarError::Invalid(_))), "{wrong}: {result:?}");
+        assert!(
+            matches!(result, Err(GrammarError::Invalid(_))),
+            "{wrong}: {result:?}"
+        );
         assert!(compile(&compiler, &json!({"regex": "a"})).is_ok());
     }
 }
@@ -80,7 +89,12 @@ fn deep_large_and_exponential_sources_end_within_their_limits() {
     ] {
         // Whether it is a grammar or not: an answer, not a time-out.
         let result = compile(&compiler, &hostile);
-        assert_ne!(result.err(), Some(GrammarError::TimedOut), "{:.100}", hostile.to_string());
+        assert_ne!(
+            result.err(),
+            Some(GrammarError::TimedOut),
+            "{:.100}",
+            hostile.to_string()
+        );
     }
     assert!(compile(&compiler, &json!({"regex": "a"})).is_ok());
 }
@@ -96,7 +110,10 @@ fn a_source_that_is_too_long_or_too_deep_is_refused_before_it_is_read() {
         }],
     };
     let long = compiler.compile(Arc::new(part("x".repeat(300_000))));
-    assert!(matches!(long, Err(GrammarError::TooLong { given: 300_000, .. })));
+    assert!(matches!(
+        long,
+        Err(GrammarError::TooLong { given: 300_000, .. })
+    ));
     let deep = compiler.compile(Arc::new(part(format!("start: {}", "[".repeat(65)))));
     assert!(matches!(deep, Err(GrammarError::TooDeep { .. })));
 }
@@ -110,13 +127,18 @@ fn what_has_been_compiled_is_kept_and_callers_of_one_source_share_the_work() {
     // More than are kept: the one that was used last stays.
     for i in 0..200 {
         compile(&compiler, &json!({"regex": format!("a{{{i}}}")})).unwrap();
-        assert!(Arc::ptr_eq(&one, &compile(&compiler, &json!({"regex": "ab"})).unwrap()));
+        assert!(Arc::ptr_eq(
+            &one,
+            &compile(&compiler, &json!({"regex": "ab"})).unwrap()
+        ));
     }
     let (sender, receiver) = mpsc::channel();
     let wanted = source(&json!({"regex": "[abc]{1,20}"}));
     for _ in 0..20 {
         let sender = sender.clone();
-        compiler.request(Arc::clone(&wanted), move |result| sender.send(result.unwrap()).unwrap());
+        compiler.request(Arc::clone(&wanted), move |result| {
+            sender.send(result.unwrap()).unwrap()
+        });
     }
     let first = receiver.recv().unwrap();
     assert!((1..20).all(|_| Arc::ptr_eq(&first, &receiver.recv().unwrap())));

@@ -24,7 +24,10 @@ impl Oracle {
         for byte in text.bytes() {
             state = self.0.next_state(state, byte);
         }
-        (!self.is_dead(state), self.0.is_match_state(self.0.next_eoi_state(state)))
+        (
+            !self.is_dead(state),
+            self.0.is_match_state(self.0.next_eoi_state(state)),
+        )
     }
 
     /// No match can be reached.
@@ -77,13 +80,22 @@ fn check(expression: &str, picks: &[prop::sample::Index]) {
 
 fn expression() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
-        prop::sample::select(vec!["a", "b", "c", "ab", "abc", "12", "é", "[ab]", "[^a]", ".", "\\d", "[a-c12]", "-", "\\."]).prop_map(str::to_owned),
+        prop::sample::select(vec![
+            "a", "b", "c", "ab", "abc", "12", "é", "[ab]", "[^a]", ".", "\\d", "[a-c12]", "-",
+            "\\."
+        ])
+        .prop_map(str::to_owned),
     ];
     leaf.prop_recursive(4, 16, 3, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 2..4).prop_map(|parts| parts.concat()),
-            prop::collection::vec(inner.clone(), 2..4).prop_map(|parts| format!("(?:{})", parts.join("|"))),
-            (inner, prop::sample::select(vec!["*", "+", "?", "{2}", "{1,3}", "{0,2}"])).prop_map(|(part, times)| format!("(?:{part}){times}")),
+            prop::collection::vec(inner.clone(), 2..4)
+                .prop_map(|parts| format!("(?:{})", parts.join("|"))),
+            (
+                inner,
+                prop::sample::select(vec!["*", "+", "?", "{2}", "{1,3}", "{0,2}"])
+            )
+                .prop_map(|(part, times)| format!("(?:{part}){times}")),
         ]
     })
 }
@@ -100,7 +112,7 @@ proptest! {
 
     #[test]
     fn a_choice_allows_exactly_its_texts(
-        texts in prop::collection::vec(prop::sample::select(vec!["a", "ab", "abc", "b", "bc", "12", "1", "é", "a b", "\"", "\\n", "\n"]), 1..6),
+        texts in prop::collection::vec(prop::sample::select(vec!["a", "ab", "abc", "b", "bc", "12", "1", "é", "a b", "\"", "\n"]), 1..6),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 1..8)
     ) {
         let compiler = compiler();
@@ -125,9 +137,17 @@ proptest! {
 #[test]
 fn anchors_at_the_ends_of_an_expression_say_nothing() {
     let compiler = compiler();
-    for (given, same) in [("^ab$", "ab"), ("^a|b$", "a|b"), ("^(|.*)$", "(|.*)"), ("a\\$", "a\\$"), ("", "")] {
+    for (given, same) in [
+        ("^ab$", "ab"),
+        ("^a|b$", "a|b"),
+        ("^(|.*)$", "(|.*)"),
+        ("a\\$", "a\\$"),
+        ("", ""),
+    ] {
         let mut masks = [given, same].map(|expression| {
-            let mut matcher = compile(&compiler, &json!({"regex": expression})).unwrap().matcher();
+            let mut matcher = compile(&compiler, &json!({"regex": expression}))
+                .unwrap()
+                .matcher();
             allowed(&mut matcher)
         });
         assert_eq!(masks[0], masks[1], "{given}");
@@ -138,9 +158,11 @@ fn anchors_at_the_ends_of_an_expression_say_nothing() {
 #[test]
 fn a_token_that_is_not_allowed_leaves_none() {
     let compiler = compiler();
-    let mut matcher = compile(&compiler, &json!({"regex": "ab*"})).unwrap().matcher();
+    let mut matcher = compile(&compiler, &json!({"regex": "ab*"}))
+        .unwrap()
+        .matcher();
     matcher.advance(&[2, 3, 4, 3]);
-    assert_eq!(allowed(&mut matcher), []);
+    assert!(allowed(&mut matcher).is_empty());
     assert!(matcher.error().is_some());
     assert_eq!(matcher.num_tokens(), 4);
 }

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 pub(crate) const EOS: u32 = 0;
 /// Texts of the tokens behind two special ones; a few begin alike.
 pub(crate) const WORDS: &[&str] = &[
-    "a", "b", "c", "ab", "abc", "bc", "1", "2", "12", "{", "}", "\"", ":", ",", "[", "]", " ", "\n", "-", ".", "é", "true",
-    "\"a\"", "\":", "e", "E", "n", "r", "t", "u", "l", "s", "f", "x", "0",
+    "a", "b", "c", "ab", "abc", "bc", "1", "2", "12", "{", "}", "\"", ":", ",", "[", "]", " ",
+    "\n", "-", ".", "é", "true", "\"a\"", "\":", "e", "E", "n", "r", "t", "u", "l", "s", "f", "x",
+    "0",
 ];
 
 pub(crate) fn tokenizer() -> Arc<Tokenizer> {
@@ -23,9 +24,7 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
     for (i, word) in WORDS.iter().enumerate() {
         write!(vocab, ", {}: {}", Value::from(*word), i + 2).unwrap();
     }
-    let special = |id: u32, content: &str| {
-        json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-    };
+    let special = |id: u32, content: &str| json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});
     let added = json!([special(0, "<eos>"), special(1, "<think>")]);
     let file = format!(
         "{{\"added_tokens\": {added}, \"decoder\": {{\"type\": \"Fuse\"}}, \"model\": {{\"type\": \"BPE\", \"vocab\": {{{vocab}}}, \"merges\": []}}}}"
@@ -66,7 +65,10 @@ pub(crate) fn allowed(matcher: &mut Matcher) -> Vec<u32> {
     let mut row = vec![0; vocab_size().div_ceil(32) as usize];
     matcher.fill(&mut row);
     let bits = |id: u32| row[id as usize / 32] >> (id % 32) & 1 == 1;
-    assert!((num_tokens()..row.len() as u32 * 32).all(|id| !bits(id)), "a token that nobody knows is allowed");
+    assert!(
+        (num_tokens()..row.len() as u32 * 32).all(|id| !bits(id)),
+        "a token that nobody knows is allowed"
+    );
     (0..num_tokens()).filter(|&id| bits(id)).collect()
 }
 
