@@ -8,7 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("benches.engine.replay", "benches.engine.transformers_peer", "benches.engine.divergence")
+BENCHES = (
+    "benches.engine.replay",
+    "benches.engine.transformers_peer",
+    "benches.engine.divergence",
+    "benches.engine.grammar",
+)
 
 
 def main() -> None:

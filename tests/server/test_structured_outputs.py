@@ -237,7 +237,7 @@ def test_only_allowed_tools_are_called(caller: Server) -> None:
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]},
     }
     calls, _, _ = calls_of(caller, False, tool_choice=only, parallel_tool_calls=False)
-    assert calls == [("now", "{}")]
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("now", {})]
 
 
 def test_the_other_protocols_force_calls_too(caller: Server) -> None:
@@ -251,7 +251,7 @@ def test_the_other_protocols_force_calls_too(caller: Server) -> None:
     ]  # type: ignore[index, union-attr]
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "city.now"}):
         message = asked.messages.create(
-            model=asked.models.list().data[0].id if False else caller.get("/v1/models").body["data"][0]["id"],
+            model=caller.get("/v1/models").body["data"][0]["id"],
             max_tokens=200,
             messages=USER,
             tools=tools,
@@ -296,16 +296,12 @@ def test_calls_in_a_format_that_is_no_grammar_cannot_be_forced(tmp_path: Path) -
 def test_reasoning_comes_before_the_form_and_is_free(tmp_path: Path) -> None:
     for running in serve(tmp_path, "{% if false %}</think>{% endif %}" + TEMPLATE + "<think>"):
         body = {"messages": USER, "max_tokens": 400, "guided_choice": ["red", "green"], "temperature": 1.5}
-        # Random weights close their reasoning only if they are pushed.
-        ended = 0
         for seed in range(6):
             reply = running.post("/v1/chat/completions", {**body, "seed": seed, "logit_bias": {"63": 9, "50": 6}})
             (choice,) = reply.body["choices"]
             if choice["finish_reason"] == "stop":
-                ended += 1
                 assert choice["message"]["content"] in ("red", "green")
             assert "</think>" not in (choice["message"].get("content") or "")
-        assert ended >= 0
 
 
 def test_a_constrained_stream_goes_on_when_the_engine_is_killed(start: Callable[..., Server]) -> None:

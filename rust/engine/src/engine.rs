@@ -336,6 +336,13 @@ impl Engine {
         }
     }
 
+    /// Makes what the first grammar would have to wait for; takes up to seconds.
+    pub fn prepare_grammars(&self) {
+        if let Some(grammars) = &self.grammars {
+            grammars.prepare();
+        }
+    }
+
     /// Compiles a grammar and keeps it for the requests that will have it; waits for that at most a few seconds.
     ///
     /// # Errors

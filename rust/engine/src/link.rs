@@ -69,6 +69,10 @@ impl Link {
     /// # Errors
     /// The front is gone.
     pub fn serve(&self, engine: Arc<Engine>, info: ModelInfo) -> io::Result<()> {
+        let preparing = Arc::clone(&engine);
+        thread::Builder::new()
+            .name("octavo-grammar".to_owned())
+            .spawn(move || preparing.prepare_grammars())?;
         let shared = Arc::clone(&self.shared);
         // Before the front can send a request for it.
         if shared.engine.set(Arc::clone(&engine)).is_err() {

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use llguidance::ParserFactory;
-use llguidance::api::{GrammarWithLexer, StopReason, TopLevelGrammar};
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use octavo_wire::{GrammarPart, GrammarSource, Syntax};
 use thiserror::Error;
 
@@ -64,9 +65,14 @@ pub(crate) fn shorten(message: &str) -> String {
     words.join(" ").chars().take(MAX_CHARS).collect()
 }
 
+/// How llguidance calls a grammar that no token begins.
+const DEAD_END: &str = "NoExtensionBias";
+
 /// A compiled grammar.
 pub struct Grammar {
     start: Mutex<llguidance::Matcher>,
+    /// The automata that the matchers share have reached a limit: it has to be compiled anew.
+    is_spent: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Grammar {
@@ -79,7 +85,7 @@ impl Grammar {
     /// The state at the beginning of an output. All matchers of a grammar share the automata that their masks build.
     #[must_use]
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(lock(&self.start).clone())
+        Matcher::new(lock(&self.start).clone(), Arc::clone(&self.is_spent))
     }
 }
 
@@ -239,6 +245,13 @@ impl State {
         source: &Arc<GrammarSource>,
     ) -> Option<Result<Arc<Grammar>, GrammarError>> {
         self.clock += 1;
+        let is_spent = |cached: &Cached| {
+            let grammar = cached.result.as_ref();
+            grammar.is_ok_and(|grammar| grammar.is_spent.load(Ordering::Relaxed))
+        };
+        if self.cache.get(source).is_some_and(is_spent) {
+            self.cache.remove(source);
+        }
         let found = self.cache.get_mut(source)?;
         found.used_at = self.clock;
         Some(found.result.clone())
@@ -300,16 +313,15 @@ impl Shared {
         });
         let mut start = llguidance::Matcher::new(parser);
         // The first mask shows whether there is any output at all, and what the automata cost.
-        let mask = start.compute_mask_or_eos();
-        let is_empty = mask.as_ref().is_ok_and(|mask| mask.num_set() == 0);
-        if is_empty || start.stop_reason() == StopReason::NoExtensionBias {
-            return Err(GrammarError::Invalid("no output is possible".to_owned()));
-        }
-        match mask {
-            Ok(_) => Ok(Arc::new(Grammar {
+        match start.compute_mask_or_eos() {
+            Ok(mask) if mask.num_set() > 0 => Ok(Arc::new(Grammar {
                 start: Mutex::new(start),
+                is_spent: Arc::default(),
             })),
-            Err(error) => Err(GrammarError::invalid(&error)),
+            Err(error) if !error.to_string().starts_with(DEAD_END) => {
+                Err(GrammarError::invalid(&error))
+            }
+            _ => Err(GrammarError::Invalid("no output is possible".to_owned())),
         }
     }
 }

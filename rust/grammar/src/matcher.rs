@@ -1,6 +1,8 @@
 //! The state of one sequence in its grammar.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Follows the tokens of a sequence and says which may come next.
 pub struct Matcher {
@@ -9,6 +11,8 @@ pub struct Matcher {
     /// The grammar is complete and its end-of-sequence token has come: the sequence has ended.
     has_ended: bool,
     error: Option<String>,
+    /// Set when the work of a mask exceeds a limit.
+    is_spent: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Matcher {
@@ -21,12 +25,13 @@ impl fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(inner: llguidance::Matcher) -> Self {
+    pub(crate) fn new(inner: llguidance::Matcher, is_spent: Arc<AtomicBool>) -> Self {
         Self {
             inner,
             num_tokens: 0,
             has_ended: false,
             error: None,
+            is_spent,
         }
     }
 
@@ -65,7 +70,10 @@ impl Matcher {
                     *word = bits.cast_signed();
                 }
             }
-            Err(error) => self.error = Some(crate::compiler::shorten(&error.to_string())),
+            Err(error) => {
+                self.is_spent.store(true, Ordering::Relaxed);
+                self.error = Some(crate::compiler::shorten(&error.to_string()));
+            }
         }
     }
 

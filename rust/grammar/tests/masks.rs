@@ -112,7 +112,7 @@ proptest! {
 
     #[test]
     fn a_choice_allows_exactly_its_texts(
-        texts in prop::collection::vec(prop::sample::select(vec!["a", "ab", "abc", "b", "bc", "12", "1", "é", "a b", "\"", "\\n", "\n"]), 1..6),
+        texts in prop::collection::vec(prop::sample::select(vec!["a", "ab", "abc", "b", "bc", "12", "1", "é", "a b", "\"", "\n"]), 1..6),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 1..8)
     ) {
         let compiler = compiler();
@@ -162,7 +162,7 @@ fn a_token_that_is_not_allowed_leaves_none() {
         .unwrap()
         .matcher();
     matcher.advance(&[2, 3, 4, 3]);
-    assert_eq!(allowed(&mut matcher), []);
+    assert!(allowed(&mut matcher).is_empty());
     assert!(matcher.error().is_some());
     assert_eq!(matcher.num_tokens(), 4);
 }
