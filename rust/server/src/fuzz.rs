@@ -320,6 +320,8 @@ fn app(folder: &std::path::Path) -> Arc<App> {
         pooling: Pooling::Last,
         defaults: SamplingDefaults::default(),
         long_rope_above: None,
+        weight_bytes: None,
+        read_bandwidth: None,
     };
     let model = Model::load(info, &app.config).unwrap();
     app.loaded.set(Arc::new(model)).unwrap();
@@ -377,7 +379,7 @@ fn random_bodies_are_answered_or_refused() {
             }
         }
     });
-    let service = TowerToHyperService::new(app::router(&app));
+    let service = TowerToHyperService::new(app::router(&app, None));
     let send = |route: &str, body: Vec<u8>| {
         let request = Request::post(route)
             .header("content-type", "application/json")

@@ -5,9 +5,11 @@
 use std::time::{Duration, Instant};
 
 use octavo_core::params::SamplingParams;
+use std::sync::Arc;
+
 use octavo_wire::{
-    AddRequest, ChoiceUpdate, Decoder, Finish, FromEngine, PositionLogprobs, ToEngine, Update,
-    encode, journal,
+    AddRequest, ChoiceUpdate, Decoder, Finish, FromEngine, GrammarPart, GrammarSource,
+    PositionLogprobs, Syntax, ToEngine, Update, encode, journal,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -50,6 +52,15 @@ fn to_engine() -> impl Strategy<Value = Vec<u8>> {
                 priority,
                 tenant: id,
                 namespace: 1,
+                grammar: (id % 2 == 0).then(|| {
+                    Arc::new(GrammarSource {
+                        parts: vec![GrammarPart {
+                            name: "start".to_owned(),
+                            syntax: Syntax::Lark,
+                            text: format!("start: /a{{{id}}}/"),
+                        }],
+                    })
+                }),
             }))
         },
     );
