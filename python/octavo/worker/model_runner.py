@@ -134,7 +134,7 @@ class RunningStep:
         result = StepResult(tokens, num_sampled)
         if self._results is not None:
             assert self._runner.draws is not None, "it has drawn"
-            tokens[:, 0], drawn = self._runner.draws.read(self._results, self._num_rows)
+            tokens[:, 0], drawn = self._runner.draws.read(self._results, self.num_rows)
             np.copyto(num_sampled, drawn, where=self._inputs.is_due)
         elif self._drawn is not None:
             rows = self._inputs.host_rows
