@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, StructuredOutputsParams
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-PROMPTS = [[(i * (j + 3)) % 300 + 10 for i in range(20 + 9 * j)] for j in range(8)]
+PROMPTS = [[(i * (j + 3)) % 300 + 10 for i in range(20 + 9 * j)] for j in range(9)]
 MIXED = [
     SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
     SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True),
@@ -25,6 +25,9 @@ MIXED = [
     SamplingParams(temperature=1.0, seed=6, logit_bias={70: 5.0, 80: -100}, max_tokens=40, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=7, min_tokens=10, bad_words=["th"], max_tokens=40),
     SamplingParams(temperature=0.7, seed=8, n=3, logprobs=5, max_tokens=40, ignore_eos=True),
+    SamplingParams(
+        temperature=0.9, seed=9, structured_outputs=StructuredOutputsParams(regex="[a-f]{20,60}"), max_tokens=40
+    ),
 ]
 
 

@@ -39,12 +39,20 @@ struct Follower {
     num_tokens: usize,
 }
 
+/// Which masks of a step are done.
+#[derive(Debug, Default)]
+struct BoardState {
+    /// Rows and their masks.
+    done: Vec<(u32, Vec<i32>)>,
+    /// How many are not.
+    missing: usize,
+}
+
 /// The masks of one step.
 #[derive(Debug)]
 struct Board {
     step: StepId,
-    /// Row and mask of those that are done, and how many are not.
-    state: Mutex<(Vec<(u32, Vec<i32>)>, usize)>,
+    state: Mutex<BoardState>,
     done: Condvar,
 }
 
@@ -130,7 +138,7 @@ impl Masks {
             follower.num_tokens = masked.outputs.len();
         }
         if !jobs.is_empty() {
-            lock(&board.state).1 = jobs.len();
+            lock(&board.state).missing = jobs.len();
             self.steps.push_back(board);
             self.pool.push(jobs);
         }
@@ -166,13 +174,13 @@ impl Collection {
             job.run();
         }
         let mut state = lock(&board.state);
-        while state.1 > 0 {
+        while state.missing > 0 {
             state = board
                 .done
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        for (row, mask) in state.0.drain(..) {
+        for (row, mask) in state.done.drain(..) {
             let first = row as usize * self.width;
             masks[first..first + self.width].copy_from_slice(&mask);
         }
@@ -188,9 +196,9 @@ impl Job {
         matcher.fill(&mut mask);
         drop(matcher);
         let mut state = lock(&self.board.state);
-        state.0.push((self.row, mask));
-        state.1 -= 1;
-        if state.1 == 0 {
+        state.done.push((self.row, mask));
+        state.missing -= 1;
+        if state.missing == 0 {
             self.board.done.notify_all();
         }
     }

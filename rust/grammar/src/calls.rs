@@ -190,11 +190,13 @@ fn object(parameters: &Value) -> Value {
     Value::Object(schema)
 }
 
+/// One call in Lark, of a name and a rule for its arguments.
+type CallRule = Box<dyn Fn(&str, &str) -> String>;
+
 /// How a format writes calls, in Lark.
 struct CallSyntax {
     begin: String,
-    /// A call of a name with arguments.
-    call: Box<dyn Fn(&str, &str) -> String>,
+    call: CallRule,
     /// What separates calls; none if a message has one call only.
     between: Option<String>,
     end: String,

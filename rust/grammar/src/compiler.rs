@@ -190,10 +190,7 @@ impl Compiler {
             .unwrap_or(Err(GrammarError::TimedOut))
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "the reply comes back with what it is to be told"
-    )]
+    /// The reply comes back with what it is to be told, if that is known already.
     fn enqueue(
         &self,
         source: Arc<GrammarSource>,
