@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NEXTEST := $(shell command -v cargo-nextest 2>/dev/null)
-RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+RUST_SOURCES := $(shell find rust -type f -not -path "*/target/*") Cargo.toml Cargo.lock
 
 .PHONY: help demo build test test-long lint test-rust test-python bench bench-core bench-text bench-front bench-routing bench-engine bench-gpu test-gpu sanitize-gpu clean
 

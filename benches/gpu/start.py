@@ -58,7 +58,7 @@ def main() -> None:
     if not args.child:
         show(rows(args.model))
         return
-    with random_llm(args.model) as llm:
+    with random_llm(args.model, enable_prefix_caching=True) as llm:
         timed(llm, prompts(1, 16, 0), 1)
         print("first token", flush=True)
 

@@ -37,6 +37,8 @@ def model_pooling(model: Path) -> Pooling:
         config = json.loads((model / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "last"
+    if not isinstance(config, dict):
+        return "last"
     wanted = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     if len(wanted) == 1 and wanted[0] in _MODES:
         return _MODES[wanted[0]]

@@ -25,6 +25,7 @@ LEAST: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [{"input": "hi", "max_output_tokens": 1}],
     "/v1/messages": [{"messages": MESSAGES, "max_tokens": 1}],
     "/v1/messages/count_tokens": [{"messages": MESSAGES}],
+    "/v1/embeddings": [{"input": [5, 6]}],
     "/tokenize": [{"prompt": "hi"}, {"messages": MESSAGES}],
     "/detokenize": [{"tokens": [5, 6]}],
 }

@@ -236,6 +236,19 @@ def test_the_engine_is_shown_as_it_is(start: Callable[..., Server], visit: Visit
     page.wait_for_selector("#tiles >> text=18 since the start")
 
 
+def test_each_of_many_engines_can_be_looked_at(start: Callable[..., Server], visit: Visit) -> None:
+    running = start("--data-parallel-size", "2", "--num-gpu-blocks-override", "65")
+    reply = running.get("/engine/state?engine=2")
+    assert (reply.status, reply.body["error"]["param"]) == (400, "engine")
+    page = visit(running)
+    page.click("#tab-engine")
+    page.wait_for_selector("#engine-choice:visible")
+    assert page.locator("#engine-number option").all_inner_texts() == ["0", "1"]
+    with page.expect_response(lambda response: response.url.endswith("?engine=1")) as found:
+        page.select_option("#engine-number", "1")
+    assert found.value.json()["engines"] == 2
+
+
 def test_the_distance_to_the_limit_is_bytes_over_a_measured_bandwidth(
     start: Callable[..., Server], visit: Visit, tmp_path: Path
 ) -> None:

@@ -170,7 +170,10 @@ impl Collection {
         let Some(board) = self.board else {
             return masks;
         };
-        while let Some(job) = lock(&self.queue.jobs).0.pop_front() {
+        loop {
+            // A lock that lived on in the loop's condition would keep the threads from the queue.
+            let job = lock(&self.queue.jobs).0.pop_front();
+            let Some(job) = job else { break };
             job.run();
         }
         let mut state = lock(&board.state);

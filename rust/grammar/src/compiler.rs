@@ -96,6 +96,8 @@ type Reply = Box<dyn FnOnce(Result<Arc<Grammar>, GrammarError>) + Send>;
 #[derive(Debug)]
 pub struct Compiler {
     shared: Arc<Shared>,
+    /// Sources that may wait at a time.
+    max_waiting: usize,
     started: OnceLock<()>,
 }
 
@@ -137,10 +139,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Compiler {
-    /// Nothing is computed yet.
+    /// Nothing is computed yet. Any number of grammars may wait: for requests that were accepted.
     #[must_use]
     pub fn new(vocabulary: Vocabulary) -> Self {
+        Self::with_waiting(vocabulary, usize::MAX)
+    }
+
+    /// One that refuses grammars while many wait: for requests that come from outside.
+    #[must_use]
+    pub fn bounded(vocabulary: Vocabulary) -> Self {
+        Self::with_waiting(vocabulary, MAX_WAITING)
+    }
+
+    fn with_waiting(vocabulary: Vocabulary, max_waiting: usize) -> Self {
         Self {
+            max_waiting,
             shared: Arc::new(Shared {
                 vocabulary,
                 factory: OnceLock::new(),
@@ -207,8 +220,9 @@ impl Compiler {
             replies.push(reply);
             return Ok(());
         }
-        if state.waiting.len() >= MAX_WAITING {
-            return Err((reply, Err(GrammarError::Busy { max: MAX_WAITING })));
+        if state.waiting.len() >= self.max_waiting {
+            let max = self.max_waiting;
+            return Err((reply, Err(GrammarError::Busy { max })));
         }
         self.started.get_or_init(|| self.start());
         state.waiting.insert(Arc::clone(&source), vec![reply]);

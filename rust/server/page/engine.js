@@ -15,7 +15,8 @@ const engine = (() => {
   async function poll() {
     clearTimeout(timer);
     try {
-      last = await api.json('/engine/state');
+      last = await api.json(`/engine/state?engine=${byId('engine-number').value || 0}`);
+      offerEngines(last.engines);
       history = history.filter(({ at }) => at > performance.now() - SPAN * 1000);
       const { generation_tokens: output, prompt_tokens: prompt } = last.metrics;
       /* Another server under the same address counts from 0 again. */
@@ -30,6 +31,12 @@ const engine = (() => {
     }
     if (!byId('panel-engine').hidden && !document.hidden) show();
     if (!document.hidden) timer = setTimeout(poll, byId('panel-engine').hidden ? 5 * EVERY : EVERY);
+  }
+
+  function offerEngines(count) {
+    const select = byId('engine-number');
+    if (select.options.length !== count) select.replaceChildren(...Array.from({ length: count }, (_, i) => make('option', { value: i }, String(i))));
+    byId('engine-choice').hidden = count < 2;
   }
 
   function setStatus(status, model) {
@@ -176,6 +183,7 @@ const engine = (() => {
   }
 
   function start() {
+    byId('engine-number').addEventListener('change', poll);
     byId('pool').addEventListener('pointermove', hover);
     byId('pool').addEventListener('pointerleave', () => { byId('pool-hover').textContent = ''; });
     document.addEventListener('visibilitychange', () => { if (!document.hidden) poll(); });

@@ -148,13 +148,17 @@ impl ApiError {
 
     /// 429: the queue is full.
     pub(crate) fn queue_full(limit: usize) -> Self {
+        Self::busy(format!(
+            "{limit} requests run or wait, which is as many as this server takes"
+        ))
+    }
+
+    /// 429: too much of something waits.
+    pub(crate) fn busy(message: String) -> Self {
         Self {
             code: Some("queue_full"),
             retry_after: Some(1),
-            ..Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                format!("{limit} requests run or wait, which is as many as this server takes"),
-            )
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
         }
     }
 

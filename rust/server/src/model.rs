@@ -61,7 +61,7 @@ impl Model {
             ..Limits::default()
         };
         let grammars = tokenizer.clone().map(|tokenizer| {
-            let compiler = Arc::new(Compiler::new(Vocabulary {
+            let compiler = Arc::new(Compiler::bounded(Vocabulary {
                 tokenizer,
                 vocab_size: info.vocab_size,
                 eos_token_ids: info.eos_token_ids.clone(),
@@ -117,7 +117,7 @@ impl Model {
             _ => Err(GrammarError::TimedOut),
         };
         result.map_err(|error| match error {
-            GrammarError::Busy { max } => ApiError::queue_full(max),
+            GrammarError::Busy { .. } => ApiError::busy(error.to_string()),
             error => ApiError {
                 param: Some(grammar.param.clone()),
                 ..ApiError::invalid(format!("{} cannot be used: {error}", grammar.param))

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use octavo_wire::EngineState;
 use serde::Deserialize;
@@ -73,8 +74,9 @@ pub(crate) struct Asked {
 
 pub(crate) async fn engine_state(
     State(app): State<Arc<App>>,
-    Query(asked): Query<Asked>,
+    asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Query(asked) = asked.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
     let number = if asked.engine.is_empty() {
         Some(0)
     } else {

@@ -42,7 +42,7 @@ pub(crate) fn vocab_size() -> u32 {
 }
 
 pub(crate) fn compiler() -> Compiler {
-    Compiler::new(Vocabulary {
+    Compiler::bounded(Vocabulary {
         tokenizer: tokenizer(),
         vocab_size: vocab_size(),
         eos_token_ids: vec![EOS, 1_000_000],

@@ -573,10 +573,14 @@ impl Inner {
         }
     }
 
-    fn update(&mut self, id: u64, update: Update) {
+    fn update(&mut self, id: u64, mut update: Update) {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
+        // Nobody here asks for such an end: the engine is going, and of the prompt it says nothing that counts.
+        update
+            .choices
+            .retain(|one| one.finish != Some(Finish::Abort) || !one.token_ids.is_empty());
         let home = request.home.as_mut();
         let replica = home.as_ref().map(|home| home.replica);
         if let (true, Some(home)) = (update.finished, home) {

@@ -21,7 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::registry::Registry;
 use crate::config::ServerConfig;
@@ -254,13 +254,16 @@ impl<L: Listener> Supervisor<L> {
         let mut decoder = Decoder::default();
         let mut buffer = vec![0; READ_BYTES];
         let mut watch = Watch::new(self.patience);
+        // Of its own time: messages that come meanwhile do not put the next look off.
+        let mut ticks = interval(PING_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 read = incoming.read(&mut buffer) => match read {
                     Ok(0) | Err(_) => break,
                     Ok(count) => decoder.push(&buffer[..count]),
                 },
-                () = sleep(PING_EVERY), if death.was_ready => {
+                _ = ticks.tick(), if death.was_ready => {
                     if watch.is_over(self.registry.waiting_since(self.replica)) {
                         death.hung = true;
                         break;

@@ -90,6 +90,14 @@ impl Request {
         let stream = body.flag("stream", false)?;
         unsupported(&mut body)?;
         if let Some(given) = text(&mut body)? {
+            if let Some(other) = &sampling.constraint {
+                let allowed = format!("left out beside {}", other.param);
+                return Err(ApiError::field(
+                    "text.format",
+                    allowed,
+                    &Value::from("given"),
+                ));
+            }
             sampling.constraint = Some(given);
         }
         let instructions = body.string("instructions")?;
