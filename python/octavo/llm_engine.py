@@ -263,7 +263,7 @@ class LLMEngine:
             outside = first_outside(prompt.token_ids, vocab)
             if outside is not None:
                 raise ParameterError(
-                    f"prompt_token_ids[{outside}]",
+                    "prompt_token_ids",
                     prompt.token_ids[outside],
                     f"in the vocabulary, from 0 to {vocab - 1}",
                 )

@@ -71,7 +71,13 @@ def session(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ChatSess
                     finish_reason=finish if last else None,
                     stop_reason=None,
                 )
-                fields = {"num_cached_tokens": 0, "finished": last, "error": None, "prompt_logprobs": None}
+                fields = {
+                    "num_cached_tokens": 0,
+                    "finished": last,
+                    "error": None,
+                    "prompt_logprobs": None,
+                    "pooled": None,
+                }
                 yield assembler.merge(SimpleNamespace(request_id=1, choices=[change], **fields))  # type: ignore[arg-type]
 
         monkeypatch.setattr(llm.engine, "submit", submit)

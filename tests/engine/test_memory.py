@@ -191,8 +191,8 @@ def test_a_request_whose_logits_are_nan_ends_with_error_and_its_neighbours_go_on
     engine, decoder = llm.engine, llm.engine._started.runner.decoder
     whole, calls = decoder.logits, itertools.count()
 
-    def damaged(hidden: torch.Tensor) -> torch.Tensor:
-        logits = whole(hidden)
+    def damaged(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits = whole(hidden, out)
         if next(calls) == 4:
             logits[1] = torch.nan
         return logits
