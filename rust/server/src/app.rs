@@ -23,7 +23,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyValue, CorsLayer};
 
 use crate::auth::ApiKeys;
 use crate::config::ServerConfig;
-use crate::engine::{NewRequest, Registry, RequestGrammar, SubmitError, Ticket};
+use crate::engine::{NewRequest, Registry, RequestGrammar, SubmitError, Ticket, prompt_lengths};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
@@ -201,7 +201,7 @@ impl App {
         }
         let running = model.info.max_num_seqs as usize * self.config.data_parallel_size;
         let limit = running + self.config.max_queued_requests;
-        let lengths: Vec<usize> = requests.iter().map(|new| new.prompt.len()).collect();
+        let lengths = prompt_lengths(&requests);
         if let (Some(trace), Some(first)) = (trace::current(), requests.first()) {
             trace.asked(&first.params);
         }

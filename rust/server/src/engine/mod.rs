@@ -4,6 +4,8 @@ mod blame;
 mod registry;
 mod supervisor;
 
-pub(crate) use registry::{Event, NewRequest, News, Registry, RequestGrammar, SubmitError, Ticket};
+pub(crate) use registry::{
+    Event, NewRequest, News, Registry, RequestGrammar, SubmitError, Ticket, prompt_lengths,
+};
 pub use supervisor::SupervisorError;
 pub(crate) use supervisor::{Death, Listener, Supervisor};

@@ -33,6 +33,11 @@ pub(crate) struct NewRequest {
     pub(crate) grammar: Option<RequestGrammar>,
 }
 
+/// Tokens of each prompt.
+pub(crate) fn prompt_lengths(requests: &[NewRequest]) -> Vec<usize> {
+    requests.iter().map(|new| new.prompt.len()).collect()
+}
+
 /// A grammar, and the field that asked for it.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestGrammar {

@@ -19,7 +19,7 @@ use super::reply::{self, Head, Usage};
 use super::sampling::{Sampling, Wanted};
 use super::sse::{self, Events, Render, StreamOptions};
 use crate::app::{App, Tenant};
-use crate::engine::{NewRequest, RequestGrammar};
+use crate::engine::{NewRequest, RequestGrammar, prompt_lengths};
 use crate::error::ApiError;
 use crate::model::Model;
 
@@ -48,11 +48,7 @@ pub(crate) async fn completions(
     let parse =
         move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
     let (model, request) = app.parse(body, parse).await?;
-    let lengths: Vec<usize> = request
-        .requests
-        .iter()
-        .map(|new| new.prompt.len())
-        .collect();
+    let lengths = prompt_lengths(&request.requests);
     let ticket = app.submit(request.requests, &model).await?;
     let sampling = &request.sampling;
     let session = Session::new(

@@ -16,7 +16,7 @@ use super::prompts;
 use super::reply::Usage;
 use super::sampling::{priority, truncation};
 use crate::app::{App, Tenant};
-use crate::engine::{Event, NewRequest, News, Ticket};
+use crate::engine::{Event, NewRequest, News, Ticket, prompt_lengths};
 use crate::error::ApiError;
 use crate::metrics::{Clock, Metrics};
 use crate::model::Model;
@@ -66,11 +66,7 @@ pub(crate) async fn embeddings(
     let parse =
         move |bytes: &[u8], app: &App, model: &Model| Request::parse(bytes, app, model, tenant);
     let (model, request) = app.parse(body, parse).await?;
-    let lengths: Vec<usize> = request
-        .requests
-        .iter()
-        .map(|new| new.prompt.len())
-        .collect();
+    let lengths = prompt_lengths(&request.requests);
     let mut usage = Usage::of_prompts(lengths.iter().sum());
     let ticket = app.submit(request.requests, &model).await?;
     let vectors = collect(ticket, lengths.len(), &mut usage, &app.metrics).await?;
